@@ -1,0 +1,58 @@
+// Package switching plans and judges the moves of topics from one cluster to another. It is sans-IO: plain values
+// in, plain values out. internal/admin drives it; it must never know a socket, a store or a clock.
+package switching
+
+import "time"
+
+// Mode is how a topic is moved.
+type Mode string
+
+// The modes. Only ModeImmediate exists so far.
+const (
+	ModeImmediate Mode = "immediate"
+)
+
+// State is how far a switch has come.
+type State string
+
+// The states of a switch. A switch is created together with its flip in one write, so a record that can be read has
+// flipped.
+const (
+	// StateEvicting: the map names the new cluster; proxies are telling the clients.
+	StateEvicting State = "evicting"
+	// StateDone: every proxy that was alive has reported that no handle of the topic is left on the old cluster.
+	StateDone State = "done"
+	// StateIncomplete: the flip holds, but some proxy did not report in time; Record.Note names it.
+	StateIncomplete State = "incomplete"
+)
+
+// Record is the stored account of one switch of one topic.
+type Record struct {
+	ID    string `json:"id"`
+	Batch string `json:"batch,omitempty"` // shared by the switches of one command
+	Topic string `json:"topic"`           // canonical base name, or the scope of a rule
+	From  string `json:"from"`
+	To    string `json:"to"`
+	Mode  Mode   `json:"mode"`
+	State State  `json:"state"`
+	Epoch uint64 `json:"epoch"` // the epoch that the flip wrote
+	// Assigned holds, per full topic name (with partition suffix), the logical address ("host:port") of the broker of
+	// cluster To that a LOOKUP named before the flip. A name that could not be looked up is absent.
+	Assigned map[string]string `json:"assigned,omitempty"`
+	Who      string            `json:"who,omitempty"`
+	Why      string            `json:"why,omitempty"`
+	Started  time.Time         `json:"started"`
+	Flipped  time.Time         `json:"flipped,omitzero"`
+	Ended    time.Time         `json:"ended,omitzero"`
+	Note     string            `json:"note,omitempty"`
+}
+
+// Ack is what one proxy reports after it has evicted the handles of a switch's topic.
+type Ack struct {
+	Proxy       string    `json:"proxy"`
+	Incarnation string    `json:"incarnation"`
+	Producers   int       `json:"producers"` // handles evicted
+	Consumers   int       `json:"consumers"`
+	Unresolved  int       `json:"unresolved"` // SENDs without a receipt when the eviction wait ended
+	At          time.Time `json:"at"`
+}

@@ -1,0 +1,169 @@
+// Package store defines where the map topic → cluster lives, and holds the two stores that need no server: memory
+// (tests, with faults) and file (one node). The third, ZooKeeper, is package zk. All pass store/storetest.
+//
+// internal/app watches a store and builds route tables from it; internal/admin writes to it. A store never interprets
+// the map: it does not know which decision follows from an entry.
+package store
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"pointsman/core/route"
+	"pointsman/core/switching"
+)
+
+// Errors that every store returns, to be matched with errors.Is.
+var (
+	// ErrConflict: an entry or rule is not as the change expected; ConflictError names it.
+	ErrConflict = errors.New("the map was changed by somebody else meanwhile")
+	// ErrUnavailable: the store cannot be reached now. The change may or may not have been applied if the
+	// error also matches ErrUnknown.
+	ErrUnavailable = errors.New("the map store cannot be reached")
+	// ErrUnknown: the answer to a write was lost; read before repeating.
+	ErrUnknown = errors.New("the outcome of the write is unknown")
+	// ErrNotFound: no such switch, proxy or key.
+	ErrNotFound = errors.New("not found")
+)
+
+// ConflictError says which entry or rule was not as expected. It matches ErrConflict.
+type ConflictError struct {
+	Name       string // topic or scope
+	Want, Have string // human-readable: "cluster a, epoch 3" or "absent"
+}
+
+func (e *ConflictError) Error() string {
+	return "conflict on " + e.Name + ": expected " + e.Want + ", found " + e.Have
+}
+
+func (e *ConflictError) Is(target error) bool { return target == ErrConflict }
+
+// Update is one event of a watch. Exactly one of Buckets/Rules/neither is of interest: a nil map and a nil slice mean
+// "unchanged".
+type Update struct {
+	// Buckets holds whole buckets: every entry of each bucket that is named, in any order. An empty slice empties it.
+	Buckets map[int][]route.Entry
+	// Rules, when not nil, are all rules.
+	Rules *[]route.Rule
+	// Synced is true from the first update on which the whole map has been delivered.
+	Synced bool
+	// Bad names the buckets (and -1 for the rules) whose stored value cannot be used; the last good one stays in force.
+	Bad map[int]error
+}
+
+// EntryChange replaces one entry. Nil means absent.
+type EntryChange struct {
+	Topic         string
+	Before, After *route.Entry
+}
+
+// RuleChange replaces one rule. Nil means absent.
+type RuleChange struct {
+	Scope         string
+	Before, After *route.Rule
+}
+
+// MaxChange is the largest number of entries and rules in one Change.
+const MaxChange = 128
+
+// Change is one atomic write: all of it happens, or nothing. A history entry is written with it.
+type Change struct {
+	Entries []EntryChange
+	Rules   []RuleChange
+	// Switch, when not nil, is created in the same write (an existing id is a conflict).
+	Switch *switching.Record
+	Who    string
+	Why    string
+	At     time.Time
+}
+
+// HistoryEntry is one applied Change.
+type HistoryEntry struct {
+	Seq     uint64        `json:"seq"`
+	At      time.Time     `json:"at"`
+	Who     string        `json:"who"`
+	Why     string        `json:"why"`
+	Switch  string        `json:"switch_id,omitempty"`
+	Entries []EntryChange `json:"entries,omitempty"`
+	Rules   []RuleChange  `json:"rules,omitempty"`
+}
+
+// Proxy is what a running proxy says of itself.
+type Proxy struct {
+	ID          string    `json:"id"`
+	Incarnation string    `json:"incarnation"` // new with every start
+	Version     string    `json:"version"`
+	Advertised  string    `json:"advertised_url"`
+	Ops         string    `json:"ops_url"` // http://host:port of its control API
+	Clusters    []string  `json:"clusters"`
+	Digest      string    `json:"map_digest"` // of the map it serves: route.Table.Digest
+	Entries     int       `json:"entries"`
+	Started     time.Time `json:"started"`
+	// Live is false for a member whose ephemeral registration is gone.
+	Live bool `json:"live"`
+}
+
+// Status is how a store is doing.
+type Status struct {
+	Kind      string `json:"kind"` // memory, file, zookeeper
+	Connected bool   `json:"connected"`
+	// Contact is when the last answer came from the store: the age of the map is counted from it.
+	Contact time.Time `json:"contact"`
+	Detail  string    `json:"detail,omitempty"`
+}
+
+// Store is the whole interface. All methods may be called from any goroutine. Every method that takes a context
+// returns by its deadline; stores add a deadline of their own (DefaultTimeout) where there is none.
+type Store interface {
+	// Watch calls sink, from one goroutine at a time, with the map and then with its changes until ctx ends; it
+	// returns when no call of sink is running any more. The contract:
+	//   - the first updates together hold the whole map, the last of them is marked Synced;
+	//   - it may repeat a value and may skip values that were soon replaced;
+	//   - each bucket eventually agrees with the store, and never goes back to an older value;
+	//   - while the store is away nothing is called, and after it the difference comes by itself;
+	//   - a value that cannot be used is reported in Bad and does not replace the good one before it;
+	//   - slices are the receiver's to keep.
+	// It returns an error only if the watch can never work (bad format version, wrong credentials).
+	Watch(ctx context.Context, sink func(Update)) error
+
+	// Entry reads the entry of a topic, as of now (no older than the call). ok is false when it is absent.
+	Entry(ctx context.Context, topic string) (e route.Entry, ok bool, err error)
+	// Entries reads all entries, as of now, in no particular order.
+	Entries(ctx context.Context) ([]route.Entry, error)
+	// Rules reads all rules, as of now.
+	Rules(ctx context.Context) ([]route.Rule, error)
+	// Apply writes c if every entry and rule is as its Before says (compared by all fields), else a *ConflictError.
+	Apply(ctx context.Context, c Change) error
+
+	// Switch reads a switch record; ErrNotFound.
+	Switch(ctx context.Context, id string) (switching.Record, error)
+	// Switches lists the records, newest first, at most limit.
+	Switches(ctx context.Context, limit int) ([]switching.Record, error)
+	// EndSwitch replaces the mutable part (State, Ended, Note) of a record.
+	EndSwitch(ctx context.Context, id string, state switching.State, ended time.Time, note string) error
+	// PutAck writes or replaces the ack of one proxy.
+	PutAck(ctx context.Context, id string, a switching.Ack) error
+	// Acks reads the acks of a switch.
+	Acks(ctx context.Context, id string) ([]switching.Ack, error)
+
+	// History reads the newest changes, newest first, at most limit.
+	History(ctx context.Context, limit int) ([]HistoryEntry, error)
+
+	// Register announces a proxy and keeps the announcement alive over session loss until Unregister or Close;
+	// calling it again replaces what is announced.
+	Register(ctx context.Context, p Proxy) error
+	// Unregister ends the membership (clean stop).
+	Unregister(ctx context.Context) error
+	// Proxies lists all members, live or not.
+	Proxies(ctx context.Context) ([]Proxy, error)
+
+	// TagKey returns the shared key for tagged broker addresses, creating it when there is none.
+	TagKey(ctx context.Context) ([]byte, error)
+
+	Status() Status
+	Close() error
+}
+
+// DefaultTimeout bounds a store operation whose context has no deadline.
+const DefaultTimeout = 10 * time.Second
