@@ -26,6 +26,12 @@ const FrameSlack = 10 << 10
 // prefixLen is the length of the two size fields in front of the command.
 const prefixLen = 8
 
+// minCommand is the size of the smallest command, a bare type; minTotal that of the smallest total size.
+const (
+	minCommand = 2
+	minTotal   = 4 + minCommand
+)
+
 // Head is what the first bytes of a frame tell.
 type Head struct {
 	Size   int  // of the whole frame, in bytes, its length field included
@@ -44,49 +50,91 @@ var (
 
 // ParseHead classifies the frame that src begins with. ok is false when more bytes are needed, which is not an error;
 // err is set when the bytes cannot be a frame of at most maxFrame bytes. It never allocates unless err is set.
+//
+// The type is the one that the other end will see: protobuf lets a later value replace an earlier one, and a peer could
+// hide a PRODUCER behind the head of a SEND. Only the form that every implementation writes (the type, then one
+// sub-message that fills the command) is believed by its first bytes; any other is read to the end of the command.
 func ParseHead(src []byte, maxFrame int) (h Head, ok bool, err error) {
 	if len(src) < prefixLen {
 		return Head{}, false, checkStart(src, maxFrame)
 	}
 	total := binary.BigEndian.Uint32(src)
 	cmdSize := binary.BigEndian.Uint32(src[4:])
-	if uint64(total)+4 > uint64(maxFrame) || total < 4 || cmdSize > total-4 || cmdSize < 2 {
+	if uint64(total)+4 > uint64(maxFrame) || total < minTotal || cmdSize > total-4 || cmdSize < minCommand {
 		return Head{}, false, headError(src, total, cmdSize, maxFrame)
 	}
 	h.Size, h.CmdEnd = int(total)+4, prefixLen+int(cmdSize)
-	// Every implementation writes field 1, the type, first.
-	if len(src) > prefixLen+1 && src[8] == 0x08 && src[9] < 0x80 {
+	if len(src) > subStart && src[8] == 0x08 && src[9] < 0x10 && src[10] == src[9]<<3|2 {
+		// Types below 16 have a tag of one byte: all of the hot ones.
 		h.Type = Type(src[9])
-		return h, true, nil
+		if n, k := consumeSize(src[subStart:]); k > 0 && subStart+k+n == h.CmdEnd {
+			return h, true, nil
+		}
 	}
 	return parseType(src, h)
 }
 
-// parseType finds the type of a command that does not begin with a one-byte type.
-func parseType(src []byte, h Head) (Head, bool, error) {
-	cmd := src[prefixLen:min(len(src), h.CmdEnd)]
-	whole := len(src) >= h.CmdEnd
-	for len(cmd) > 0 {
-		num, typ, n := protowire.ConsumeTag(cmd)
-		if n < 0 {
-			break
+// subStart is where the length of the sub-message of a type below 16 lies.
+const subStart = prefixLen + 3
+
+// consumeSize reads the length of a sub-message and how many bytes it takes: 0 when it is cut or too long for a frame.
+func consumeSize(src []byte) (size, n int) {
+	for i := 0; i < min(len(src), 4); i++ {
+		size |= int(src[i]&0x7f) << (7 * i)
+		if src[i] < 0x80 {
+			return size, i + 1
 		}
-		m := protowire.ConsumeFieldValue(num, typ, cmd[n:])
-		if num == 1 && typ == protowire.VarintType {
-			if v, k := protowire.ConsumeVarint(cmd[n:]); k > 0 {
-				h.Type = Type(min(v, uint64(TypeUnknown)))
-				return h, true, nil
-			}
-		}
-		if m < 0 {
-			break
-		}
-		cmd = cmd[n+m:]
 	}
+	return 0, 0
+}
+
+// parseType finds the type of a command whose first bytes do not settle it.
+func parseType(src []byte, h Head) (Head, bool, error) {
+	whole := len(src) >= h.CmdEnd
+	cmd := src[prefixLen:min(len(src), h.CmdEnd)]
+	found := false
+	for rest := cmd; len(rest) > 0; {
+		num, typ, n := protowire.ConsumeTag(rest)
+		if n < 0 {
+			return notWhole(whole)
+		}
+		switch {
+		case num == 1 && typ == protowire.VarintType:
+			v, k := protowire.ConsumeVarint(rest[n:])
+			if k < 0 {
+				return notWhole(whole)
+			}
+			// A peer that reads an int keeps the low 32 bits.
+			h.Type, found = min(Type(uint32(v)), TypeUnknown), true
+			n += k
+		case found && typ == protowire.BytesType && Type(num) == h.Type:
+			size, k := protowire.ConsumeVarint(rest[n:])
+			at := prefixLen + len(cmd) - len(rest) + n + k
+			if k > 0 && !whole && size == uint64(h.CmdEnd-at) {
+				return h, true, nil // the sub-message fills the command: nothing can follow it
+			}
+			fallthrough
+		default:
+			k := protowire.ConsumeFieldValue(num, typ, rest[n:])
+			if k < 0 {
+				return notWhole(whole)
+			}
+			n += k
+		}
+		rest = rest[n:]
+	}
+	if !whole || !found {
+		return notWhole(whole)
+	}
+	return h, true, nil
+}
+
+// notWhole is the outcome for bytes that end early: more are needed, unless the command is all there.
+func notWhole(whole bool) (Head, bool, error) {
 	if !whole {
 		return Head{}, false, nil
 	}
-	return Head{}, false, fmt.Errorf("%w: no command type", ErrCommand)
+	return Head{}, false, fmt.Errorf("%w: its type cannot be told", ErrCommand)
 }
 
 // checkStart refuses early what can never become a frame, so that a peer of another protocol is told at once.
@@ -94,7 +142,7 @@ func checkStart(src []byte, maxFrame int) error {
 	if len(src) < 4 {
 		return nil
 	}
-	if total := binary.BigEndian.Uint32(src); uint64(total)+4 > uint64(maxFrame) {
+	if total := binary.BigEndian.Uint32(src); uint64(total)+4 > uint64(maxFrame) || total < minTotal {
 		return headError(src, total, 0, maxFrame)
 	}
 	return nil
@@ -124,66 +172,74 @@ func looksLikeHTTP(src []byte) bool {
 
 // ParseID reads field 1 of the sub-message of the frame that src begins with, when that field is a varint: the producer
 // or consumer id of SEND, SEND_RECEIPT, SEND_ERROR, MESSAGE, ACK, FLOW, REDELIVER and their like, the request id of most
-// others (see docs of each command). found is false when there is no such field. ok is false when more bytes are needed.
+// others (see docs of each command). found is false when there is no such field. ok is false when more bytes are needed:
+// the whole command must be there, because a later field 1 replaces an earlier one at the other end.
 func ParseID(src []byte, h Head) (id uint64, found, ok bool, err error) {
-	cmd := src[prefixLen:min(len(src), h.CmdEnd)]
-	whole := len(src) >= h.CmdEnd
-	for i := 0; i < len(cmd); {
-		num, typ, n := protowire.ConsumeTag(cmd[i:])
-		if n < 0 {
-			break
-		}
-		i += n
-		if Type(num) == h.Type && typ == protowire.BytesType {
-			_, n = protowire.ConsumeVarint(cmd[i:])
-			if n < 0 {
-				break
-			}
-			sub := cmd[i+n:]
-			if len(sub) > 0 && sub[0] == 0x08 {
-				if id, n = protowire.ConsumeVarint(sub[1:]); n > 0 {
-					return id, true, true, nil
-				}
-				break
-			}
-			if !whole && len(sub) == 0 {
-				return 0, false, false, nil
-			}
-			return parseIDSlow(sub, whole)
-		}
-		n = protowire.ConsumeFieldValue(num, typ, cmd[i:])
-		if n < 0 {
-			break
-		}
-		i += n
-	}
-	if !whole {
+	if len(src) < h.CmdEnd {
 		return 0, false, false, nil
 	}
-	return 0, false, true, nil
+	for cmd := src[prefixLen:h.CmdEnd]; len(cmd) > 0; {
+		num, typ, n := consumeTag(cmd)
+		if n < 0 {
+			return 0, false, false, ErrCommand
+		}
+		cmd = cmd[n:]
+		if Type(num) == h.Type && typ == protowire.BytesType {
+			sub, k := protowire.ConsumeBytes(cmd)
+			if k < 0 {
+				return 0, false, false, ErrCommand
+			}
+			if v, has, good := lastID(sub); has {
+				id, found = v, true
+			} else if _, known := typeNames[h.Type]; !good && known {
+				return 0, false, false, ErrCommand // of an unknown command only its frame is known to be one
+			}
+			cmd = cmd[k:]
+			continue
+		}
+		if n = consumeValue(num, typ, cmd); n < 0 {
+			return 0, false, false, ErrCommand
+		}
+		cmd = cmd[n:]
+	}
+	return id, found, true, nil
 }
 
-// parseIDSlow looks for field 1 in a sub-message that does not begin with it.
-func parseIDSlow(sub []byte, whole bool) (id uint64, found, ok bool, err error) {
-	if !whole {
-		return 0, false, false, nil
-	}
+// lastID is the value of the last field 1 of sub that is a varint.
+func lastID(sub []byte) (id uint64, found, good bool) {
 	for len(sub) > 0 {
-		num, typ, n := protowire.ConsumeTag(sub)
+		num, typ, n := consumeTag(sub)
 		if n < 0 {
-			return 0, false, true, ErrCommand
+			return 0, false, false
 		}
+		sub = sub[n:]
 		if num == 1 && typ == protowire.VarintType {
-			v, k := protowire.ConsumeVarint(sub[n:])
-			return v, k > 0, true, nil
+			if id, n = protowire.ConsumeVarint(sub); n < 0 {
+				return 0, false, false
+			}
+			found = true
+		} else if n = consumeValue(num, typ, sub); n < 0 {
+			return 0, false, false
 		}
-		m := protowire.ConsumeFieldValue(num, typ, sub[n:])
-		if m < 0 {
-			return 0, false, true, nil
-		}
-		sub = sub[n+m:]
+		sub = sub[n:]
 	}
-	return 0, false, true, nil
+	return id, found, true
+}
+
+// consumeTag is protowire.ConsumeTag with the one-byte case in line.
+func consumeTag(src []byte) (protowire.Number, protowire.Type, int) {
+	if b := src[0]; b >= 0x08 && b < 0x80 {
+		return protowire.Number(b >> 3), protowire.Type(b & 7), 1
+	}
+	return protowire.ConsumeTag(src)
+}
+
+// consumeValue is protowire.ConsumeFieldValue with the one-byte varint in line.
+func consumeValue(num protowire.Number, typ protowire.Type, src []byte) int {
+	if typ == protowire.VarintType && len(src) > 0 && src[0] < 0x80 {
+		return 1
+	}
+	return protowire.ConsumeFieldValue(num, typ, src)
 }
 
 // Parse decodes the command of the complete frame src. Strings and byte slices of dst are copies; src may be reused.
@@ -200,7 +256,7 @@ func AppendCommand(dst []byte, cmd *pulsarpb.BaseCommand) []byte {
 	dst = append(dst, make([]byte, prefixLen)...)
 	dst, err := proto.MarshalOptions{AllowPartial: true}.MarshalAppend(dst, cmd)
 	if err != nil {
-		panic("codec: a command that cannot be marshalled: " + err.Error()) // invalid UTF-8 never gets here: proto2
+		panic("codec: a command that cannot be marshalled: " + err.Error()) // proto2 does not check UTF-8, so nothing can fail
 	}
 	n := len(dst) - start - prefixLen
 	binary.BigEndian.PutUint32(dst[start:], uint32(n+4))
