@@ -1,0 +1,145 @@
+package e2e
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+)
+
+// Artifacts are the programs that a run needs, all under Cache except the binary under test.
+type Artifacts struct {
+	Cache     string // e2e/.cache: fetched and compiled once, kept from run to run
+	Jars      string // folder with Pulsar and its dependencies
+	Classes   string // the compiled Java driver
+	GoDriver  string
+	Python    string // interpreter of the venv with pulsar-client
+	PyDriver  string
+	Pointsman string // bin/pointsman; PointsmanErr says why there is none
+	// PointsmanErr is set when the binary could not be built: everything but the Pointsman tests can still run.
+	PointsmanErr error
+}
+
+// Preflight names every tool that is missing, each with the command that installs it; nil when all are there.
+func Preflight(ctx context.Context) error {
+	var missing []error
+	need := func(what, apt string, probe ...string) {
+		if err := exec.CommandContext(ctx, probe[0], probe[1:]...).Run(); err != nil {
+			missing = append(missing, fmt.Errorf("%s is missing (%s: %w): apt-get install -y %s", what, strings.Join(probe, " "), err, apt))
+		}
+	}
+	need("Java 17 or newer", "openjdk-17-jre-headless", "java", "-version")
+	need("the Java compiler", "openjdk-17-jdk-headless", "javac", "-version")
+	need("Maven", "maven", "mvn", "--version")
+	need("Python 3", "python3", "python3", "--version")
+	need("Python's venv", "python3-venv", "python3", "-c", "import venv, ensurepip")
+	need("the C compiler (for go test -race)", "gcc libc6-dev", "gcc", "--version")
+	return errors.Join(missing...)
+}
+
+// Prepare fetches and compiles what is not in the cache yet. module is the root folder of the checkout.
+func Prepare(ctx context.Context, module string) (*Artifacts, error) {
+	here := filepath.Join(module, "e2e")
+	cache := filepath.Join(here, ".cache")
+	a := &Artifacts{
+		Cache: cache, Jars: filepath.Join(cache, "lib"), Classes: filepath.Join(cache, "classes"),
+		GoDriver: filepath.Join(cache, "bin", "godriver"), Python: filepath.Join(cache, "venv", "bin", "python"),
+		PyDriver: filepath.Join(here, "clients", "python", "driver.py"), Pointsman: filepath.Join(module, "bin", "pointsman"),
+	}
+	if err := os.MkdirAll(cache, 0o755); err != nil {
+		return nil, err
+	}
+	var wg sync.WaitGroup
+	var java, python, golang error
+	wg.Go(func() { java = a.prepareJava(ctx, here) })
+	wg.Go(func() { python = a.preparePython(ctx, here) })
+	wg.Go(func() {
+		golang = run(ctx, module, "go", "build", "-o", a.GoDriver, "./e2e/clients/godriver")
+		a.PointsmanErr = run(ctx, module, "go", "build", "-o", a.Pointsman, "./cmd/pointsman")
+	})
+	wg.Wait()
+	return a, errors.Join(java, python, golang)
+}
+
+func (a *Artifacts) prepareJava(ctx context.Context, here string) error {
+	pom, source := filepath.Join(here, "pom.xml"), filepath.Join(here, "clients", "java", "Driver.java")
+	if err := once(a.Jars, pom, func() error {
+		// Into an empty folder: jars of an older pom would stay on the class path.
+		if err := os.RemoveAll(a.Jars); err != nil {
+			return err
+		}
+		return run(ctx, here, "mvn", "-q", "-B", "-f", pom, "dependency:copy-dependencies", "-DoutputDirectory="+a.Jars)
+	}); err != nil {
+		return fmt.Errorf("fetch the jars of Pulsar: %w", err)
+	}
+	return once(a.Classes, source, func() error {
+		return run(ctx, here, "javac", "-d", a.Classes, "-cp", filepath.Join(a.Jars, "*"), source)
+	})
+}
+
+func (a *Artifacts) preparePython(ctx context.Context, here string) error {
+	requirements := filepath.Join(here, "clients", "python", "requirements.txt")
+	venv := filepath.Join(a.Cache, "venv")
+	return once(venv, requirements, func() error {
+		if err := run(ctx, here, "python3", "-m", "venv", "--clear", venv); err != nil {
+			return err
+		}
+		return run(ctx, here, a.Python, "-m", "pip", "install", "-q", "-r", requirements)
+	})
+}
+
+// once runs make unless it already succeeded for target with the same contents of source.
+func once(target, source string, make func() error) error {
+	contents, err := os.ReadFile(source)
+	if err != nil {
+		return err
+	}
+	sum := sha256.Sum256(contents)
+	want := hex.EncodeToString(sum[:])
+	stamp := target + ".stamp"
+	if have, err := os.ReadFile(stamp); err == nil && string(have) == want {
+		return nil
+	}
+	if err := make(); err != nil {
+		return err
+	}
+	return os.WriteFile(stamp, []byte(want), 0o644)
+}
+
+// run runs a command and returns its output as part of the error.
+func run(ctx context.Context, dir, name string, args ...string) error {
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.Dir = dir
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("%s %s: %w\n%s", name, strings.Join(args, " "), err, out)
+	}
+	return nil
+}
+
+// javaCommand runs a class on the jars. heap is both the heap's and the direct memory's limit, in MiB.
+func (a *Artifacts) javaCommand(heap, direct int, class string, args ...string) *exec.Cmd {
+	flags := []string{
+		// Tests end long before the second compiler would have paid for itself, on few cores.
+		"-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto", "-Xms64m",
+		fmt.Sprintf("-Xmx%dm", heap), fmt.Sprintf("-XX:MaxDirectMemorySize=%dm", direct),
+		"-Dio.netty.tryReflectionSetAccessible=true", "-Dzookeeper.admin.enableServer=false",
+		"-Dzookeeper.4lw.commands.whitelist=*", "-Dpulsar.allocator.exit_on_oom=false",
+		"-Dlog4j.configurationFile=" + filepath.Join(a.Cache, "..", "log4j2.xml"),
+	}
+	for _, open := range []string{
+		"java.base/jdk.internal.loader", "java.base/java.lang", "java.base/java.io", "java.base/java.nio", "java.base/java.util.zip",
+		"java.base/sun.net", "java.base/sun.nio.ch", "java.base/jdk.internal.misc", "java.base/jdk.internal.platform",
+		"java.management/sun.management", "jdk.management/com.sun.management.internal",
+	} {
+		flags = append(flags, "--add-opens", open+"=ALL-UNNAMED")
+	}
+	flags = append(flags, "-cp", filepath.Join(a.Jars, "*")+string(os.PathListSeparator)+a.Classes, class)
+	return exec.Command("java", append(flags, args...)...)
+}

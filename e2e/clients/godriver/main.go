@@ -1,0 +1,377 @@
+// Command godriver is the Go client (pulsar-client-go) behind the common command line of the client drivers (see
+// ../README.md). The end-to-end tests build and run it; nothing of the product may import it.
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"hash/crc32"
+	"log/slog"
+	"math"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/apache/pulsar-client-go/pulsar"
+	pulsarlog "github.com/apache/pulsar-client-go/pulsar/log"
+)
+
+// event is one line of output; the fields are described in ../README.md.
+type event struct {
+	E    string  `json:"e"`
+	What string  `json:"what,omitempty"`
+	N    *int64  `json:"n,omitempty"`
+	K    int     `json:"k"`
+	C    int     `json:"c"`
+	T    float64 `json:"t,omitempty"`
+	CRC  uint32  `json:"crc,omitempty"`
+	Len  int     `json:"len,omitempty"`
+	Key  string  `json:"key,omitempty"`
+	ID   string  `json:"id,omitempty"`
+	Text string  `json:"text,omitempty"`
+}
+
+type driver struct {
+	client pulsar.Client
+	ctx    context.Context // ends when receiving must end
+	end    context.CancelFunc
+
+	producing chan struct{} // closed by stop
+	stopOnce  sync.Once
+	outMu     sync.Mutex // guards out
+	out       *bufio.Writer
+
+	url, topic, topics, rates, sub, kind     string
+	count, start, rate, idle, linger, keys   int64
+	size, consumers                          int
+	batch, synchronous, chunk, replicatedSub bool
+}
+
+func main() {
+	if len(os.Args) < 2 {
+		fmt.Fprintln(os.Stderr, "usage: godriver produce|consume|reader|live --flag value ...")
+		os.Exit(2)
+	}
+	d := &driver{producing: make(chan struct{}), out: bufio.NewWriter(os.Stdout)}
+	d.ctx, d.end = context.WithCancel(context.Background())
+	flags := flag.NewFlagSet("godriver", flag.ExitOnError)
+	flags.StringVar(&d.url, "url", "", "service URL")
+	flags.StringVar(&d.topic, "topic", "", "topic")
+	flags.StringVar(&d.topics, "topics", "", "topics of live, comma-separated")
+	flags.StringVar(&d.rates, "rates", "", "rates of live, comma-separated")
+	flags.StringVar(&d.sub, "sub", "e2e", "subscription")
+	flags.StringVar(&d.kind, "type", "exclusive", "subscription type")
+	flags.Int64Var(&d.count, "count", 1, "messages")
+	flags.Int64Var(&d.start, "start", 0, "first number")
+	flags.Int64Var(&d.rate, "rate", 0, "messages per second")
+	flags.Int64Var(&d.idle, "idle", 20_000, "ms without a message")
+	flags.Int64Var(&d.linger, "linger", 300, "ms after the last wanted message")
+	flags.Int64Var(&d.keys, "keys", 0, "different keys")
+	flags.IntVar(&d.size, "size", 64, "payload bytes")
+	flags.IntVar(&d.consumers, "consumers", 1, "consumers")
+	asBool := func(name string, into *bool, byDefault bool) {
+		*into = byDefault
+		flags.Func(name, "true or false", func(s string) (err error) { *into, err = strconv.ParseBool(s); return err })
+	}
+	asBool("batch", &d.batch, true)
+	asBool("sync", &d.synchronous, false)
+	asBool("chunk", &d.chunk, false)
+	asBool("replicated", &d.replicatedSub, false)
+	_ = flags.Parse(os.Args[2:]) // ExitOnError
+
+	logger := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelInfo}))
+	client, err := pulsar.NewClient(pulsar.ClientOptions{URL: d.url, Logger: pulsarlog.NewLoggerWithSlog(logger)})
+	if err != nil {
+		d.error("client", -1, err)
+		d.emit(event{E: "done"})
+		return
+	}
+	d.client = client
+	switch os.Args[1] {
+	case "produce":
+		d.produce(d.topic, 0, d.rate, d.count)
+	case "consume":
+		d.consume()
+	case "reader":
+		d.read()
+	case "live":
+		d.live()
+	default:
+		fmt.Fprintf(os.Stderr, "unknown mode %q\n", os.Args[1])
+		os.Exit(2)
+	}
+	client.Close()
+	d.emit(event{E: "done"})
+}
+
+func (d *driver) produce(topic string, k int, rate, count int64) {
+	options := pulsar.ProducerOptions{
+		Topic: topic, DisableBatching: !d.batch || d.chunk, EnableChunking: d.chunk, MaxPendingMessages: 2000,
+		BatchingMaxPublishDelay: time.Millisecond,
+	}
+	if d.keys > 0 {
+		options.BatcherBuilderType = pulsar.KeyBasedBatchBuilder
+	}
+	producer, err := d.client.CreateProducer(options)
+	if err != nil {
+		d.error("producer", -1, err)
+		return
+	}
+	d.emit(event{E: "ready", What: "producer", K: k})
+	var outstanding sync.WaitGroup
+	began := time.Now()
+	for i := range count {
+		if rate > 0 {
+			d.pace(began.Add(time.Duration(float64(i) / float64(rate) * float64(time.Second))))
+		}
+		if d.stopped() {
+			break
+		}
+		n := d.start + i
+		message := &pulsar.ProducerMessage{Payload: payloadOf(n, d.size)}
+		if d.keys > 0 {
+			message.Key = fmt.Sprintf("key-%d", n%d.keys)
+		}
+		if d.synchronous {
+			if id, err := producer.Send(d.ctx, message); err != nil {
+				d.error("send", n, err)
+			} else {
+				d.acked(n, k, message.Payload, id)
+			}
+			continue
+		}
+		outstanding.Add(1)
+		producer.SendAsync(d.ctx, message, func(id pulsar.MessageID, m *pulsar.ProducerMessage, err error) {
+			defer outstanding.Done()
+			if err != nil {
+				d.error("send", n, err)
+				return
+			}
+			d.acked(n, k, m.Payload, id)
+		})
+	}
+	if err := producer.FlushWithCtx(d.ctx); err != nil {
+		d.error("flush", -1, err)
+	}
+	outstanding.Wait()
+	producer.Close()
+}
+
+func (d *driver) acked(n int64, k int, payload []byte, id pulsar.MessageID) {
+	d.emit(event{E: "ack", N: &n, K: k, T: nowMillis(), CRC: crc32.ChecksumIEEE(payload), Len: len(payload), ID: fmt.Sprint(id)})
+}
+
+func (d *driver) pace(due time.Time) {
+	wait := time.Until(due)
+	if wait <= 0 {
+		return
+	}
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-d.producing:
+	}
+}
+
+func (d *driver) stop() { d.stopOnce.Do(func() { close(d.producing) }) }
+
+func (d *driver) stopped() bool {
+	select {
+	case <-d.producing:
+		return true
+	default:
+		return false
+	}
+}
+
+func (d *driver) subscribe(topic string, k, c int) (pulsar.Consumer, error) {
+	kind, ok := map[string]pulsar.SubscriptionType{
+		"exclusive": pulsar.Exclusive, "shared": pulsar.Shared, "failover": pulsar.Failover, "key_shared": pulsar.KeyShared,
+	}[d.kind]
+	if !ok {
+		return nil, fmt.Errorf("unknown subscription type %q", d.kind)
+	}
+	consumer, err := d.client.Subscribe(pulsar.ConsumerOptions{
+		Topic: topic, SubscriptionName: d.sub, Type: kind, Name: fmt.Sprintf("consumer-%d", c),
+		SubscriptionInitialPosition: pulsar.SubscriptionPositionEarliest, ReplicateSubscriptionState: d.replicatedSub,
+	})
+	if err == nil {
+		d.emit(event{E: "ready", What: "consumer", K: k, C: c})
+	}
+	return consumer, err
+}
+
+func (d *driver) consume() {
+	tally := newTally(d)
+	var receiving sync.WaitGroup
+	for c := range d.consumers {
+		consumer, err := d.subscribe(d.topic, 0, c)
+		if err != nil {
+			d.error("subscribe", -1, err)
+			continue
+		}
+		receiving.Go(func() { d.receiveAll(consumer, 0, c, tally) })
+	}
+	receiving.Wait()
+}
+
+func (d *driver) receiveAll(consumer pulsar.Consumer, k, c int, tally *tally) {
+	defer consumer.Close()
+	for d.ctx.Err() == nil && (tally == nil || tally.goesOn()) {
+		ctx, cancel := context.WithTimeout(d.ctx, 100*time.Millisecond)
+		message, err := consumer.Receive(ctx)
+		cancel()
+		if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
+			continue
+		}
+		if err != nil {
+			d.error("receive", -1, err)
+			return
+		}
+		d.received(message, k, c)
+		if err := consumer.Ack(message); err != nil {
+			d.error("acknowledge", -1, err)
+		}
+		if tally != nil {
+			tally.one()
+		}
+	}
+}
+
+func (d *driver) read() {
+	reader, err := d.client.CreateReader(pulsar.ReaderOptions{Topic: d.topic, StartMessageID: pulsar.EarliestMessageID()})
+	if err != nil {
+		d.error("reader", -1, err)
+		return
+	}
+	defer reader.Close()
+	d.emit(event{E: "ready", What: "reader"})
+	tally := newTally(d)
+	for tally.goesOn() {
+		ctx, cancel := context.WithTimeout(d.ctx, 100*time.Millisecond)
+		message, err := reader.Next(ctx)
+		cancel()
+		if errors.Is(err, context.DeadlineExceeded) {
+			continue
+		}
+		if err != nil {
+			d.error("read", -1, err)
+			return
+		}
+		d.received(message, 0, 0)
+		tally.one()
+	}
+}
+
+func (d *driver) received(message pulsar.Message, k, c int) {
+	n := numberOf(message.Payload())
+	d.emit(event{E: "recv", N: &n, K: k, C: c, T: nowMillis(), CRC: crc32.ChecksumIEEE(message.Payload()),
+		Len: len(message.Payload()), Key: message.Key(), ID: fmt.Sprint(message.ID())})
+}
+
+func (d *driver) live() {
+	topics, rates := strings.Split(d.topics, ","), strings.Split(d.rates, ",")
+	var producers, consumers sync.WaitGroup
+	for k, topic := range topics {
+		consumer, err := d.subscribe(topic, k, 0)
+		if err != nil {
+			d.error("subscribe", -1, err)
+			return
+		}
+		consumers.Go(func() { d.receiveAll(consumer, k, 0, nil) })
+	}
+	for k, topic := range topics {
+		rate, err := strconv.ParseInt(rates[k], 10, 64)
+		if err != nil {
+			d.error("rates", -1, err)
+			return
+		}
+		producers.Go(func() { d.produce(topic, k, rate, math.MaxInt64) })
+	}
+	stopped := make(chan struct{})
+	go func() {
+		producers.Wait()
+		d.emit(event{E: "stopped"})
+		close(stopped)
+	}()
+	for in := bufio.NewScanner(os.Stdin); in.Scan() && in.Text() != "quit"; {
+		if in.Text() == "stop" {
+			d.stop()
+		}
+	}
+	d.stop()
+	<-stopped
+	d.end()
+	consumers.Wait()
+}
+
+// tally decides when a consume or reader run ends: after the wanted count and the linger, or when nothing comes any more.
+type tally struct {
+	want         int64
+	idle, linger time.Duration
+	seen, last   atomic.Int64 // last: ns since 1970
+}
+
+func newTally(d *driver) *tally {
+	t := &tally{want: d.count, idle: time.Duration(d.idle) * time.Millisecond, linger: time.Duration(d.linger) * time.Millisecond}
+	t.last.Store(time.Now().UnixNano())
+	return t
+}
+
+func (t *tally) one() {
+	t.last.Store(time.Now().UnixNano())
+	t.seen.Add(1)
+}
+
+func (t *tally) goesOn() bool {
+	limit := t.idle
+	if t.seen.Load() >= t.want {
+		limit = t.linger
+	}
+	return time.Now().UnixNano()-t.last.Load() < int64(limit)
+}
+
+// payloadOf is the number, a semicolon, then printable filler that differs from number to number.
+func payloadOf(n int64, size int) []byte {
+	payload := append(strconv.AppendInt(make([]byte, 0, max(size, 24)), n, 10), ';')
+	for i := int64(len(payload)); i < int64(size); i++ {
+		payload = append(payload, byte(' '+(n+i)%90))
+	}
+	return payload
+}
+
+// numberOf undoes payloadOf; -1 for a payload that is not one.
+func numberOf(payload []byte) int64 {
+	head, _, ok := bytes.Cut(payload[:min(len(payload), 24)], []byte(";"))
+	n, err := strconv.ParseInt(string(head), 10, 64)
+	if !ok || err != nil {
+		return -1
+	}
+	return n
+}
+
+func nowMillis() float64 { return float64(time.Now().UnixMicro()) / 1000 }
+
+func (d *driver) error(what string, n int64, err error) {
+	d.emit(event{E: "error", What: what, N: &n, T: nowMillis(), Text: err.Error()})
+}
+
+func (d *driver) emit(e event) {
+	line, err := json.Marshal(e)
+	if err != nil {
+		panic(err) // every field can be marshalled
+	}
+	d.outMu.Lock()
+	defer d.outMu.Unlock()
+	_, _ = d.out.Write(append(line, '\n'))
+	_ = d.out.Flush() // a reader that went away ends this process by SIGPIPE
+}

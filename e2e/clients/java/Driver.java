@@ -1,0 +1,384 @@
+import java.io.BufferedReader;
+import java.io.IOException;
+import java.io.InputStreamReader;
+import java.io.PrintStream;
+import java.nio.charset.StandardCharsets;
+import java.time.Instant;
+import java.util.ArrayList;
+import java.util.HashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.Phaser;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.locks.LockSupport;
+import java.util.zip.CRC32;
+import org.apache.pulsar.client.api.BatcherBuilder;
+import org.apache.pulsar.client.api.Consumer;
+import org.apache.pulsar.client.api.Message;
+import org.apache.pulsar.client.api.MessageId;
+import org.apache.pulsar.client.api.Producer;
+import org.apache.pulsar.client.api.ProducerBuilder;
+import org.apache.pulsar.client.api.PulsarClient;
+import org.apache.pulsar.client.api.PulsarClientException;
+import org.apache.pulsar.client.api.Reader;
+import org.apache.pulsar.client.api.SubscriptionInitialPosition;
+import org.apache.pulsar.client.api.SubscriptionType;
+import org.apache.pulsar.client.api.TypedMessageBuilder;
+
+/** The Java client behind the common command line of the client drivers (see ../README.md). */
+public final class Driver {
+    private static final PrintStream OUT = new PrintStream(System.out, true, StandardCharsets.UTF_8);
+
+    private final Map<String, String> flags = new HashMap<>();
+    private volatile boolean producing = true;
+    private volatile boolean running = true;
+
+    public static void main(String[] args) throws Exception {
+        new Driver().run(args);
+    }
+
+    private void run(String[] args) throws Exception {
+        String mode = args[0];
+        for (int i = 1; i + 1 < args.length; i += 2) {
+            flags.put(args[i].substring(2), args[i + 1]);
+        }
+        try (PulsarClient client = PulsarClient.builder().serviceUrl(flags.get("url")).build()) {
+            switch (mode) {
+                case "produce" -> produce(client, flags.get("topic"), 0, num("rate", 0), num("count", 1));
+                case "consume" -> consume(client);
+                case "reader" -> read(client);
+                case "live" -> live(client);
+                default -> throw new IllegalArgumentException("unknown mode " + mode);
+            }
+        } catch (PulsarClientException e) {
+            error("client", -1, e);
+        }
+        emit("{\"e\":\"done\"}");
+        // The client's own threads must not keep a finished driver alive.
+        System.exit(0);
+    }
+
+    // ---- producing
+
+    private void produce(PulsarClient client, String topic, int k, long rate, long count) throws InterruptedException {
+        boolean chunk = bool("chunk", false);
+        boolean batch = bool("batch", true) && !chunk;
+        long keys = num("keys", 0);
+        ProducerBuilder<byte[]> builder = client.newProducer().topic(topic).blockIfQueueFull(true)
+                .maxPendingMessages(2000).enableBatching(batch).enableChunking(chunk);
+        if (batch && keys > 0) {
+            builder.batcherBuilder(BatcherBuilder.KEY_BASED);
+        }
+        Producer<byte[]> producer;
+        try {
+            producer = builder.create();
+        } catch (PulsarClientException e) {
+            error("producer", -1, e);
+            return;
+        }
+        emit("{\"e\":\"ready\",\"what\":\"producer\",\"k\":" + k + "}");
+        boolean sync = bool("sync", false);
+        int size = (int) num("size", 64);
+        Phaser outstanding = new Phaser(1);
+        long began = System.nanoTime();
+        long first = num("start", 0);
+        for (long i = 0; i < count && producing; i++) {
+            if (rate > 0) {
+                pace(began + i * 1_000_000_000L / rate);
+            }
+            long n = first + i;
+            byte[] payload = payload(n, size);
+            TypedMessageBuilder<byte[]> message = producer.newMessage().value(payload);
+            if (keys > 0) {
+                message.key("key-" + n % keys);
+            }
+            if (sync) {
+                try {
+                    acked(n, k, payload, message.send());
+                } catch (PulsarClientException e) {
+                    error("send", n, e);
+                }
+                continue;
+            }
+            // A Phaser holds at most 65,535 parties; the producer's own limit of pending messages is far below.
+            outstanding.register();
+            message.sendAsync().whenComplete((id, failure) -> {
+                if (failure != null) {
+                    error("send", n, failure);
+                } else {
+                    acked(n, k, payload, id);
+                }
+                outstanding.arriveAndDeregister();
+            });
+        }
+        try {
+            producer.flush();
+        } catch (PulsarClientException e) {
+            error("flush", -1, e);
+        }
+        outstanding.arriveAndAwaitAdvance();
+        closing("producer", producer::close);
+    }
+
+    private static void acked(long n, int k, byte[] payload, MessageId id) {
+        emit("{\"e\":\"ack\",\"n\":" + n + ",\"k\":" + k + ",\"t\":" + now() + ",\"crc\":" + crc(payload)
+                + ",\"len\":" + payload.length + ",\"id\":" + quote(id.toString()) + "}");
+    }
+
+    private void pace(long due) {
+        for (long wait = due - System.nanoTime(); wait > 0 && producing; wait = due - System.nanoTime()) {
+            LockSupport.parkNanos(wait);
+        }
+    }
+
+    // ---- consuming
+
+    private Consumer<byte[]> subscribe(PulsarClient client, String topic, int k, int c) throws PulsarClientException {
+        SubscriptionType type = switch (flags.getOrDefault("type", "exclusive")) {
+            case "shared" -> SubscriptionType.Shared;
+            case "failover" -> SubscriptionType.Failover;
+            case "key_shared" -> SubscriptionType.Key_Shared;
+            default -> SubscriptionType.Exclusive;
+        };
+        Consumer<byte[]> consumer = client.newConsumer().topic(topic)
+                .subscriptionName(flags.getOrDefault("sub", "e2e")).subscriptionType(type)
+                .consumerName("consumer-" + c).replicateSubscriptionState(bool("replicated", false))
+                .subscriptionInitialPosition(SubscriptionInitialPosition.Earliest).subscribe();
+        emit("{\"e\":\"ready\",\"what\":\"consumer\",\"k\":" + k + ",\"c\":" + c + "}");
+        return consumer;
+    }
+
+    private void consume(PulsarClient client) throws InterruptedException {
+        Tally tally = new Tally();
+        List<Thread> threads = new ArrayList<>();
+        for (int c = 0; c < num("consumers", 1); c++) {
+            Consumer<byte[]> consumer;
+            try {
+                consumer = subscribe(client, flags.get("topic"), 0, c);
+            } catch (PulsarClientException e) {
+                error("subscribe", -1, e);
+                continue;
+            }
+            final int index = c;
+            Thread thread = new Thread(() -> {
+                receiveAll(consumer, 0, index, tally);
+                closing("consumer", consumer::close);
+            });
+            thread.start();
+            threads.add(thread);
+        }
+        for (Thread thread : threads) {
+            thread.join();
+        }
+    }
+
+    private void receiveAll(Consumer<byte[]> consumer, int k, int c, Tally tally) {
+        while (running && (tally == null || tally.goesOn())) {
+            try {
+                Message<byte[]> message = consumer.receive(100, TimeUnit.MILLISECONDS);
+                if (message == null) {
+                    continue;
+                }
+                received(message, k, c);
+                consumer.acknowledgeAsync(message).exceptionally(e -> {
+                    error("acknowledge", -1, e);
+                    return null;
+                });
+                if (tally != null) {
+                    tally.one();
+                }
+            } catch (PulsarClientException e) {
+                error("receive", -1, e);
+                return;
+            }
+        }
+    }
+
+    private void read(PulsarClient client) {
+        Reader<byte[]> reader;
+        try {
+            reader = client.newReader().topic(flags.get("topic")).startMessageId(MessageId.earliest).create();
+        } catch (PulsarClientException e) {
+            error("reader", -1, e);
+            return;
+        }
+        emit("{\"e\":\"ready\",\"what\":\"reader\",\"k\":0}");
+        Tally tally = new Tally();
+        while (tally.goesOn()) {
+            try {
+                Message<byte[]> message = reader.readNext(100, TimeUnit.MILLISECONDS);
+                if (message != null) {
+                    received(message, 0, 0);
+                    tally.one();
+                }
+            } catch (PulsarClientException e) {
+                error("read", -1, e);
+                break;
+            }
+        }
+        closing("reader", reader::close);
+    }
+
+    private static void received(Message<byte[]> message, int k, int c) {
+        byte[] payload = message.getData();
+        emit("{\"e\":\"recv\",\"n\":" + number(payload) + ",\"k\":" + k + ",\"c\":" + c + ",\"t\":" + now()
+                + ",\"crc\":" + crc(payload) + ",\"len\":" + payload.length
+                + ",\"key\":" + quote(message.hasKey() ? message.getKey() : "")
+                + ",\"id\":" + quote(message.getMessageId().toString()) + "}");
+    }
+
+    /** When a consume or reader run ends: after the wanted count and the linger, or when nothing comes any more. */
+    private final class Tally {
+        private final long want = num("count", 1);
+        private final long idle = TimeUnit.MILLISECONDS.toNanos(num("idle", 20_000));
+        private final long linger = TimeUnit.MILLISECONDS.toNanos(num("linger", 300));
+        private long seen;
+        private long last = System.nanoTime();
+
+        synchronized void one() {
+            seen++;
+            last = System.nanoTime();
+        }
+
+        synchronized boolean goesOn() {
+            return System.nanoTime() - last < (seen >= want ? linger : idle);
+        }
+    }
+
+    // ---- live
+
+    private void live(PulsarClient client) throws InterruptedException, IOException {
+        String[] topics = flags.get("topics").split(",");
+        String[] rates = flags.get("rates").split(",");
+        List<Thread> consumers = new ArrayList<>();
+        List<Thread> producers = new ArrayList<>();
+        for (int k = 0; k < topics.length; k++) {
+            Consumer<byte[]> consumer;
+            try {
+                consumer = subscribe(client, topics[k], k, 0);
+            } catch (PulsarClientException e) {
+                error("subscribe", -1, e);
+                return;
+            }
+            final int index = k;
+            Thread thread = new Thread(() -> {
+                receiveAll(consumer, index, 0, null);
+                closing("consumer", consumer::close);
+            });
+            thread.start();
+            consumers.add(thread);
+        }
+        for (int k = 0; k < topics.length; k++) {
+            final int index = k;
+            Thread thread = new Thread(() -> {
+                try {
+                    produce(client, topics[index], index, Long.parseLong(rates[index]), Long.MAX_VALUE);
+                } catch (InterruptedException e) {
+                    Thread.currentThread().interrupt();
+                }
+            });
+            thread.start();
+            producers.add(thread);
+        }
+        CountDownLatch stopped = new CountDownLatch(1);
+        Thread waiter = new Thread(() -> {
+            for (Thread thread : producers) {
+                try {
+                    thread.join();
+                } catch (InterruptedException e) {
+                    Thread.currentThread().interrupt();
+                }
+            }
+            emit("{\"e\":\"stopped\"}");
+            stopped.countDown();
+        });
+        waiter.start();
+        BufferedReader in = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
+        for (String line = in.readLine(); line != null && !line.equals("quit"); line = in.readLine()) {
+            producing = producing && !line.equals("stop");
+        }
+        producing = false;
+        stopped.await();
+        running = false;
+        for (Thread thread : consumers) {
+            thread.join();
+        }
+    }
+
+    // ---- small things
+
+    private long num(String flag, long byDefault) {
+        return flags.containsKey(flag) ? Long.parseLong(flags.get(flag)) : byDefault;
+    }
+
+    private boolean bool(String flag, boolean byDefault) {
+        return flags.containsKey(flag) ? Boolean.parseBoolean(flags.get(flag)) : byDefault;
+    }
+
+    /** The number, a semicolon, then printable filler that differs from number to number. */
+    private static byte[] payload(long n, int size) {
+        byte[] head = (n + ";").getBytes(StandardCharsets.US_ASCII);
+        byte[] payload = new byte[Math.max(size, head.length)];
+        System.arraycopy(head, 0, payload, 0, head.length);
+        for (int i = head.length; i < payload.length; i++) {
+            payload[i] = (byte) (' ' + (n + i) % 90);
+        }
+        return payload;
+    }
+
+    private static long number(byte[] payload) {
+        long n = 0;
+        int i = 0;
+        for (; i < payload.length && payload[i] >= '0' && payload[i] <= '9'; i++) {
+            n = n * 10 + payload[i] - '0';
+        }
+        return i > 0 && i < payload.length && payload[i] == ';' ? n : -1;
+    }
+
+    private static long crc(byte[] payload) {
+        CRC32 crc = new CRC32();
+        crc.update(payload);
+        return crc.getValue();
+    }
+
+    private static String now() {
+        Instant now = Instant.now();
+        return String.format("%d.%03d", now.toEpochMilli(), now.getNano() / 1000 % 1000);
+    }
+
+    private interface Closer {
+        void close() throws IOException; // PulsarClientException is one
+    }
+
+    private static void closing(String what, Closer closer) {
+        try {
+            closer.close();
+        } catch (IOException e) {
+            error("close " + what, -1, e);
+        }
+    }
+
+    private static void error(String what, long n, Throwable failure) {
+        emit("{\"e\":\"error\",\"what\":" + quote(what) + ",\"n\":" + n + ",\"t\":" + now()
+                + ",\"text\":" + quote(String.valueOf(failure)) + "}");
+    }
+
+    private static String quote(String s) {
+        StringBuilder quoted = new StringBuilder("\"");
+        for (char ch : s.toCharArray()) {
+            if (ch == '"' || ch == '\\') {
+                quoted.append('\\').append(ch);
+            } else if (ch < ' ') {
+                quoted.append(String.format("\\u%04x", (int) ch));
+            } else {
+                quoted.append(ch);
+            }
+        }
+        return quoted.append('"').toString();
+    }
+
+    private static void emit(String line) {
+        OUT.println(line);
+    }
+}

@@ -1,0 +1,313 @@
+"""The Python client (which wraps the C++ client) behind the common command line of the client drivers (see ../README.md)."""
+
+import argparse
+import json
+import sys
+import threading
+import time
+import zlib
+
+import pulsar
+
+OUT_LOCK = threading.Lock()
+TYPES = {
+    "exclusive": pulsar.ConsumerType.Exclusive,
+    "shared": pulsar.ConsumerType.Shared,
+    "failover": pulsar.ConsumerType.Failover,
+    "key_shared": pulsar.ConsumerType.KeyShared,
+}
+
+
+def emit(**event):
+    line = json.dumps(event, separators=(",", ":")) + "\n"
+    with OUT_LOCK:
+        sys.stdout.write(line)
+        sys.stdout.flush()
+
+
+def error(what, failure, n=-1):
+    emit(e="error", what=what, n=n, t=now(), text=str(failure))
+
+
+def now():
+    return time.time() * 1000
+
+
+def payload_of(n, size):
+    """The number, a semicolon, then printable filler that differs from number to number."""
+    head = b"%d;" % n
+    block = bytes(32 + (n + i) % 90 for i in range(90))
+    return head + (block * (max(size - len(head), 0) // 90 + 1))[: max(size - len(head), 0)]
+
+
+def number_of(payload):
+    head, mark, _ = payload[:24].partition(b";")
+    return int(head) if mark and head.isdigit() else -1
+
+
+class Tally:
+    """When a consume or reader run ends: after the wanted count and the linger, or when nothing comes any more."""
+
+    def __init__(self, args):
+        self.args = args
+        self.lock = threading.Lock()
+        self.seen = 0
+        self.last = time.monotonic()
+
+    def one(self):
+        with self.lock:
+            self.seen += 1
+            self.last = time.monotonic()
+
+    def goes_on(self):
+        with self.lock:
+            limit = self.args.linger if self.seen >= self.args.count else self.args.idle
+            return (time.monotonic() - self.last) * 1000 < limit
+
+
+class Driver:
+    def __init__(self, args):
+        self.args = args
+        self.producing = threading.Event()
+        self.producing.set()
+        self.running = threading.Event()
+        self.running.set()
+        logger = pulsar.FileLogger(pulsar.LoggerLevel.Info, args.log) if args.log else None
+        self.client = pulsar.Client(args.url, logger=logger)
+
+    # ---- producing
+
+    def produce(self, topic, k, rate, count):
+        args = self.args
+        batch = args.batch and not args.chunk
+        settings = {
+            "batching_enabled": batch,
+            "chunking_enabled": args.chunk,
+            "block_if_queue_full": True,
+            "max_pending_messages": 2000,
+        }
+        if batch:
+            settings["batching_max_publish_delay_ms"] = 1
+            if args.keys:
+                settings["batching_type"] = pulsar.BatchingType.KeyBased
+        try:
+            producer = self.client.create_producer(topic, **settings)
+        except Exception as failure:  # pulsar raises a class per result code
+            error("producer", failure)
+            return
+        emit(e="ready", what="producer", k=k)
+        outstanding = Outstanding()
+        began = time.monotonic()
+        i = 0
+        while i < count and self.producing.is_set():
+            if rate:
+                wait = began + i / rate - time.monotonic()
+                if wait > 0:
+                    time.sleep(wait)
+            n = args.start + i
+            i += 1
+            payload = payload_of(n, args.size)
+            key = "key-%d" % (n % args.keys) if args.keys else None
+            if args.sync:
+                try:
+                    acked(n, k, payload, producer.send(payload, partition_key=key))
+                except Exception as failure:
+                    error("send", failure, n)
+                continue
+            outstanding.add()
+            try:
+                producer.send_async(payload, outstanding.callback(n, k, payload), partition_key=key)
+            except Exception as failure:
+                error("send", failure, n)
+                outstanding.remove()
+        try:
+            producer.flush()
+        except Exception as failure:
+            error("flush", failure)
+        outstanding.wait()
+        closing("producer", producer)
+
+    # ---- consuming
+
+    def subscribe(self, topic, k, c):
+        consumer = self.client.subscribe(
+            topic,
+            self.args.sub,
+            consumer_type=TYPES[self.args.type],
+            consumer_name="consumer-%d" % c,
+            initial_position=pulsar.InitialPosition.Earliest,
+            replicate_subscription_state_enabled=self.args.replicated,
+        )
+        emit(e="ready", what="consumer", k=k, c=c)
+        return consumer
+
+    def consume(self):
+        tally = Tally(self.args)
+        threads = []
+        for c in range(self.args.consumers):
+            try:
+                consumer = self.subscribe(self.args.topic, 0, c)
+            except Exception as failure:
+                error("subscribe", failure)
+                continue
+            threads.append(start(self.receive_all, consumer, 0, c, tally))
+        for thread in threads:
+            thread.join()
+
+    def receive_all(self, consumer, k, c, tally):
+        while self.running.is_set() and (tally is None or tally.goes_on()):
+            try:
+                message = consumer.receive(timeout_millis=100)
+            except pulsar.Timeout:
+                continue
+            except Exception as failure:
+                error("receive", failure)
+                break
+            received(message, k, c)
+            try:
+                consumer.acknowledge(message)
+            except Exception as failure:
+                error("acknowledge", failure)
+            if tally is not None:
+                tally.one()
+        closing("consumer", consumer)
+
+    def read(self):
+        try:
+            reader = self.client.create_reader(self.args.topic, pulsar.MessageId.earliest)
+        except Exception as failure:
+            error("reader", failure)
+            return
+        emit(e="ready", what="reader", k=0)
+        tally = Tally(self.args)
+        while tally.goes_on():
+            try:
+                message = reader.read_next(timeout_millis=100)
+            except pulsar.Timeout:
+                continue
+            except Exception as failure:
+                error("read", failure)
+                break
+            received(message, 0, 0)
+            tally.one()
+        closing("reader", reader)
+
+    # ---- live
+
+    def live(self):
+        topics = self.args.topics.split(",")
+        rates = [int(rate) for rate in self.args.rates.split(",")]
+        consumers = []
+        for k, topic in enumerate(topics):
+            try:
+                consumer = self.subscribe(topic, k, 0)
+            except Exception as failure:
+                error("subscribe", failure)
+                return
+            consumers.append(start(self.receive_all, consumer, k, 0, None))
+        producers = [
+            start(self.produce, topic, k, rates[k], sys.maxsize) for k, topic in enumerate(topics)
+        ]
+
+        def report_stopped():
+            for thread in producers:
+                thread.join()
+            emit(e="stopped")
+
+        waiter = start(report_stopped)
+        for line in sys.stdin:
+            if line.strip() == "quit":
+                break
+            if line.strip() == "stop":
+                self.producing.clear()
+        self.producing.clear()
+        waiter.join()
+        self.running.clear()
+        for thread in consumers:
+            thread.join()
+
+
+class Outstanding:
+    """Counts the sends that have no receipt yet."""
+
+    def __init__(self):
+        self.changed = threading.Condition()
+        self.count = 0
+
+    def add(self):
+        with self.changed:
+            self.count += 1
+
+    def remove(self):
+        with self.changed:
+            self.count -= 1
+            self.changed.notify_all()
+
+    def wait(self):
+        with self.changed:
+            self.changed.wait_for(lambda: self.count == 0)
+
+    def callback(self, n, k, payload):
+        def done(result, message_id):
+            if result == pulsar.Result.Ok:
+                acked(n, k, payload, message_id)
+            else:
+                error("send", result, n)
+            self.remove()
+
+        return done
+
+
+def acked(n, k, payload, message_id):
+    emit(e="ack", n=n, k=k, t=now(), crc=zlib.crc32(payload), len=len(payload), id=str(message_id))
+
+
+def received(message, k, c):
+    payload = message.data()
+    emit(
+        e="recv", n=number_of(payload), k=k, c=c, t=now(), crc=zlib.crc32(payload), len=len(payload),
+        key=message.partition_key(), id=str(message.message_id()),
+    )
+
+
+def closing(what, thing):
+    try:
+        thing.close()
+    except Exception as failure:
+        error("close " + what, failure)
+
+
+def start(target, *args):
+    thread = threading.Thread(target=target, args=args, daemon=True)
+    thread.start()
+    return thread
+
+
+def boolean(text):
+    return text == "true"
+
+
+def main():
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("mode", choices=["produce", "consume", "reader", "live"])
+    for name in ("url", "topic", "topics", "rates", "log"):
+        parser.add_argument("--" + name, default="")
+    parser.add_argument("--sub", default="e2e")
+    parser.add_argument("--type", default="exclusive", choices=sorted(TYPES))
+    for name, value in (("count", 1), ("start", 0), ("rate", 0), ("size", 64), ("keys", 0), ("consumers", 1),
+                        ("idle", 20000), ("linger", 300)):
+        parser.add_argument("--" + name, type=int, default=value)
+    for name, value in (("batch", True), ("sync", False), ("chunk", False), ("replicated", False)):
+        parser.add_argument("--" + name, type=boolean, default=value)
+    args = parser.parse_args()
+    driver = Driver(args)
+    if args.mode == "produce":
+        driver.produce(args.topic, 0, args.rate, args.count)
+    else:
+        {"consume": driver.consume, "reader": driver.read, "live": driver.live}[args.mode]()
+    closing("client", driver.client)
+    emit(e="done")
+
+
+if __name__ == "__main__":
+    main()

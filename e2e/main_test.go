@@ -1,0 +1,72 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+)
+
+// rig, artifacts and processes are set by TestMain before any test runs and not changed after.
+var (
+	rig       *Rig
+	artifacts *Artifacts
+	processes *Processes
+)
+
+// prepareLimit is how long fetching and compiling may take with empty caches.
+const prepareLimit = 6 * time.Minute
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	os.Exit(runAll(m))
+}
+
+func runAll(m *testing.M) (code int) {
+	ctx, cancel := context.WithTimeout(context.Background(), prepareLimit)
+	defer cancel()
+	fail := func(err error) int {
+		fmt.Fprintf(os.Stderr, "e2e: %v\n", err)
+		return 1
+	}
+	if err := Preflight(ctx); err != nil {
+		if os.Getenv("REQUIRE_E2E") == "1" {
+			return fail(err)
+		}
+		fmt.Printf("\n*** e2e SKIPPED: nothing was tested against real clusters ***\n%v\n(REQUIRE_E2E=1 makes this a failure)\n\n", err)
+		return 0
+	}
+	module, err := filepath.Abs("..")
+	if err != nil {
+		return fail(err)
+	}
+	began := time.Now()
+	if artifacts, err = Prepare(ctx, module); err != nil {
+		return fail(err)
+	}
+	fmt.Printf("e2e: artifacts ready after %.1f s\n", time.Since(began).Seconds())
+	dir := filepath.Join(module, "e2e", ".rig")
+	if processes, err = NewProcesses(filepath.Join(dir, "logs")); err != nil {
+		return fail(err)
+	}
+	defer processes.Close()
+	began = time.Now()
+	if rig, err = OpenRig(ctx, artifacts, processes, dir); err != nil {
+		return fail(err)
+	}
+	fmt.Printf("e2e: rig ready after %.1f s (taken over from an earlier run: %v)\n", time.Since(began).Seconds(), rig.Reused)
+	code = m.Run()
+	if os.Getenv("KEEP") == "1" {
+		told, err := rig.Keep()
+		if err != nil {
+			return fail(err)
+		}
+		fmt.Print("e2e: " + told)
+	}
+	return code
+}

@@ -1,0 +1,448 @@
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// Memory limits in MiB (heap, direct). A standalone holds a bookie and a ZooKeeper as well.
+const (
+	standaloneHeap, standaloneDirect = 512, 512
+	brokerHeap, brokerDirect         = 384, 384
+	proxyHeap, proxyDirect           = 192, 256
+	zookeeperHeap, zookeeperDirect   = 96, 64
+)
+
+// startLimit is how long the clusters may take to answer their health checks.
+const startLimit = 120 * time.Second
+
+// Broker is one broker of a cluster.
+type Broker struct {
+	// Logical is what a LOOKUP by the listener "external" answers. Both clusters use the same names (LK-01).
+	Logical string `json:"logical"`
+	Addr    string `json:"addr"`    // where it really listens
+	WebURL  string `json:"web_url"` // its admin API
+}
+
+// Cluster is one Pulsar cluster: a standalone with its own ZooKeeper and bookie, and a second broker process.
+type Cluster struct {
+	Name      string   `json:"name"`
+	ZooKeeper string   `json:"zookeeper"`
+	Brokers   []Broker `json:"brokers"`
+}
+
+// URL is the service URL that names all brokers.
+func (c *Cluster) URL() string {
+	addrs := make([]string, len(c.Brokers))
+	for i, b := range c.Brokers {
+		addrs[i] = b.Addr
+	}
+	return "pulsar://" + strings.Join(addrs, ",")
+}
+
+// rigState is what a run leaves behind for the next one when the rig is kept.
+type rigState struct {
+	A        *Cluster       `json:"a"`
+	B        *Cluster       `json:"b"`
+	ProxyURL string         `json:"official_proxy"`
+	MapZK    string         `json:"map_zookeeper"`
+	Pids     map[string]int `json:"pids"`
+}
+
+// Rig is two clusters with two-way geo-replication, the official proxy in front of A, and a ZooKeeper for the map.
+type Rig struct {
+	A, B     *Cluster
+	ProxyURL string // official proxy in front of A
+	MapZK    string // host:port
+	Dir      string // e2e/.rig
+	Reused   bool   // left behind by an earlier run
+
+	art       *Artifacts
+	procs     *Processes
+	mu        sync.Mutex // guards processes
+	processes map[string]*Process
+}
+
+// OpenRig starts the rig, or takes over the one that an earlier run kept.
+func OpenRig(ctx context.Context, art *Artifacts, procs *Processes, dir string) (*Rig, error) {
+	r := &Rig{Dir: dir, art: art, procs: procs, processes: map[string]*Process{}}
+	ctx, cancel := context.WithTimeout(ctx, startLimit)
+	defer cancel()
+	if r.takeOver(ctx) {
+		return r, nil
+	}
+	return r, r.start(ctx)
+}
+
+// takeOver returns false, with nothing left of the kept rig, when there is none or it is not in order any more.
+func (r *Rig) takeOver(ctx context.Context) bool {
+	text, err := os.ReadFile(r.stateFile())
+	if err != nil {
+		return false
+	}
+	var state rigState
+	if err := json.Unmarshal(text, &state); err != nil || os.Remove(r.stateFile()) != nil {
+		return false
+	}
+	for name, pid := range state.Pids {
+		// Only a process that still is what the file says: pids are used again after a restart of the machine.
+		if commandLineHas(pid, r.Dir) {
+			r.processes[name] = r.procs.Adopt(name, pid)
+		}
+	}
+	r.A, r.B, r.ProxyURL, r.MapZK = state.A, state.B, state.ProxyURL, state.MapZK
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	if len(r.processes) == len(state.Pids) && r.healthy(ctx, r.A) == nil && r.healthy(ctx, r.B) == nil && r.waitZooKeeper(ctx) == nil {
+		r.Reused = true
+		return true
+	}
+	for name, p := range r.processes {
+		p.Signal(syscall.SIGKILL)
+		_ = p.WaitEnd(10 * time.Second) // what survives would show as a port in use, and ports are chosen anew
+		delete(r.processes, name)
+	}
+	return false
+}
+
+// commandLineHas tells whether the process with that pid names text in its arguments.
+func commandLineHas(pid int, text string) bool {
+	line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+	return err == nil && strings.Contains(string(line), text)
+}
+
+func (r *Rig) start(ctx context.Context) error {
+	ports, err := FreePorts(15)
+	if err != nil {
+		return err
+	}
+	next := func() int { p := ports[0]; ports = ports[1:]; return p }
+	newCluster := func(name string) (*Cluster, int) {
+		c := &Cluster{Name: name, ZooKeeper: local(next())}
+		for i := range 2 {
+			c.Brokers = append(c.Brokers, Broker{
+				Logical: fmt.Sprintf("broker-%d:6650", i), Addr: local(next()), WebURL: "http://" + local(next()),
+			})
+		}
+		return c, next()
+	}
+	var bookieA, bookieB int
+	r.A, bookieA = newCluster("a")
+	r.B, bookieB = newCluster("b")
+	r.MapZK = local(next())
+	proxyPort, proxyWeb := next(), next()
+	r.ProxyURL = "pulsar://" + local(proxyPort)
+
+	if err := r.StartMapZooKeeper(ctx); err != nil {
+		return err
+	}
+	if err := r.startStandalone(r.A, bookieA); err != nil {
+		return err
+	}
+	if err := r.startStandalone(r.B, bookieB); err != nil {
+		return err
+	}
+	both := func(step func(c *Cluster) error) error {
+		var wg sync.WaitGroup
+		errs := make([]error, 2)
+		for i, c := range []*Cluster{r.A, r.B} {
+			wg.Go(func() { errs[i] = step(c) })
+		}
+		wg.Wait()
+		return errors.Join(errs...)
+	}
+	if err := both(func(c *Cluster) error { return r.waitBroker(ctx, c, 0) }); err != nil {
+		return err
+	}
+	if err := r.startOfficialProxy(proxyPort, proxyWeb); err != nil {
+		return err
+	}
+	if err := both(func(c *Cluster) error {
+		if err := r.startSecondBroker(c); err != nil {
+			return err
+		}
+		if err := r.configure(ctx, c); err != nil {
+			return err
+		}
+		return r.waitBroker(ctx, c, 1)
+	}); err != nil {
+		return err
+	}
+	return r.waitOfficialProxy(ctx)
+}
+
+// brokerConfig is common to the standalone and the second broker of a cluster.
+func (r *Rig) brokerConfig(c *Cluster, i int) string {
+	b := c.Brokers[i]
+	return strings.Join([]string{
+		"clusterName=" + c.Name,
+		"bindAddress=127.0.0.1",
+		"advertisedListeners=internal:pulsar://" + b.Addr + ",external:pulsar://" + b.Logical,
+		"internalListenerName=internal",
+		"brokerServicePort=" + portOf(b.Addr),
+		"webServicePort=" + portOf(b.WebURL),
+		"numIOThreads=2",
+		"numHttpServerThreads=8",
+		"managedLedgerDefaultEnsembleSize=1",
+		"managedLedgerDefaultWriteQuorum=1",
+		"managedLedgerDefaultAckQuorum=1",
+		"allowLoopback=true",
+		// Two brokers share the bundles, but nothing may move by itself while a test measures.
+		"loadBalancerEnabled=true",
+		"loadBalancerSheddingEnabled=false",
+		"loadBalancerAutoBundleSplitEnabled=false",
+		"loadManagerClassName=org.apache.pulsar.broker.loadbalance.impl.ModularLoadManagerImpl",
+		"transactionCoordinatorEnabled=false",
+		"systemTopicEnabled=true",
+		"topicLevelPoliciesEnabled=true",
+		"enableReplicatedSubscriptions=true",
+		"brokerDeleteInactiveTopicsEnabled=false",
+		"zooKeeperSessionTimeoutMillis=30000",
+		"journalSyncData=false",
+		// Without it a bookie refuses entries of 5 MiB and the broker creates ledgers in a loop.
+		"nettyMaxFrameSizeBytes=5253120",
+		"",
+	}, "\n")
+}
+
+func (r *Rig) startStandalone(c *Cluster, bookiePort int) error {
+	dir := filepath.Join(r.Dir, c.Name)
+	conf := filepath.Join(dir, "standalone.conf")
+	if err := freshFile(conf, r.brokerConfig(c, 0)); err != nil {
+		return err
+	}
+	cmd := r.art.javaCommand(standaloneHeap, standaloneDirect, "org.apache.pulsar.PulsarStandaloneStarter",
+		"--config", conf, "--wipe-data", "--zookeeper-dir", filepath.Join(dir, "zk"), "--bookkeeper-dir", filepath.Join(dir, "bk"),
+		"--zookeeper-port", portOf(c.ZooKeeper), "--bookkeeper-port", strconv.Itoa(bookiePort), "-nfw", "-nss")
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "PULSAR_STANDALONE_USE_ZOOKEEPER=1")
+	return r.spawn("standalone-"+c.Name, func(name string) (*Process, error) { return r.procs.Start(name, cmd) })
+}
+
+func (r *Rig) startSecondBroker(c *Cluster) error {
+	dir := filepath.Join(r.Dir, c.Name+"-broker-1")
+	conf := filepath.Join(dir, "broker.conf")
+	store := "metadataStoreUrl=zk:" + c.ZooKeeper + "\nconfigurationMetadataStoreUrl=zk:" + c.ZooKeeper + "\n"
+	if err := freshFile(conf, r.brokerConfig(c, 1)+store); err != nil {
+		return err
+	}
+	cmd := r.art.javaCommand(brokerHeap, brokerDirect, "org.apache.pulsar.PulsarBrokerStarter", "--broker-conf", conf)
+	cmd.Dir = dir
+	return r.spawn("broker-1-"+c.Name, func(name string) (*Process, error) { return r.procs.Start(name, cmd) })
+}
+
+func (r *Rig) startOfficialProxy(port, web int) error {
+	dir := filepath.Join(r.Dir, "proxy")
+	conf := filepath.Join(dir, "proxy.conf")
+	if err := freshFile(conf, strings.Join([]string{
+		"clusterName=proxy", "bindAddress=127.0.0.1", "advertisedAddress=127.0.0.1",
+		"servicePort=" + strconv.Itoa(port), "webServicePort=" + strconv.Itoa(web),
+		"brokerServiceURL=pulsar://" + r.A.Brokers[0].Addr, "brokerWebServiceURL=" + r.A.Brokers[0].WebURL,
+		"brokerProxyAllowedTargetPorts=*", "authenticateMetricsEndpoint=false", "",
+	}, "\n")); err != nil {
+		return err
+	}
+	cmd := r.art.javaCommand(proxyHeap, proxyDirect, "org.apache.pulsar.proxy.server.ProxyServiceStarter", "-c", conf)
+	cmd.Dir = dir
+	return r.spawn("official-proxy", func(name string) (*Process, error) { return r.procs.Start(name, cmd) })
+}
+
+// StartMapZooKeeper starts the ZooKeeper of the map on its old data, if there are any, and waits until it serves.
+func (r *Rig) StartMapZooKeeper(ctx context.Context) error {
+	dir := filepath.Join(r.Dir, "map-zookeeper")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	cmd := r.art.javaCommand(zookeeperHeap, zookeeperDirect, "org.apache.zookeeper.server.ZooKeeperServerMain", portOf(r.MapZK), dir, "1000")
+	cmd.Dir = dir
+	if err := r.spawn("map-zookeeper", func(name string) (*Process, error) { return r.procs.Start(name, cmd) }); err != nil {
+		return err
+	}
+	return r.waitZooKeeper(ctx)
+}
+
+// StopMapZooKeeper ends the map's ZooKeeper; its data stay.
+func (r *Rig) StopMapZooKeeper() error { return r.Process("map-zookeeper").Stop(10 * time.Second) }
+
+// Process returns a process of the rig by name: standalone-a, broker-1-a (and b), official-proxy, map-zookeeper.
+func (r *Rig) Process(name string) *Process {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.processes[name]
+}
+
+func (r *Rig) spawn(name string, start func(name string) (*Process, error)) error {
+	p, err := start(name)
+	if err != nil {
+		return err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.processes[name] = p
+	return nil
+}
+
+// configure makes the clusters known to each other and creates tenant and namespaces. Each cluster keeps its own
+// configuration store, so everything is said to both.
+func (r *Rig) configure(ctx context.Context, c *Cluster) error {
+	var errs []error
+	call := func(method, path string, body any) { errs = append(errs, c.Admin(ctx, method, path, body, nil)) }
+	for _, known := range []*Cluster{r.A, r.B} {
+		method := http.MethodPut
+		if known == c {
+			method = http.MethodPost // the standalone has created its own entry
+		}
+		call(method, "/admin/v2/clusters/"+known.Name, map[string]string{
+			"serviceUrl":       "http://" + strings.TrimPrefix(known.Brokers[0].WebURL, "http://"),
+			"brokerServiceUrl": known.URL(),
+		})
+	}
+	call(http.MethodPut, "/admin/v2/tenants/acme", map[string]any{"adminRoles": []string{}, "allowedClusters": []string{"a", "b"}})
+	namespace := func(name string, clusters ...string) {
+		call(http.MethodPut, "/admin/v2/namespaces/acme/"+name, map[string]any{"replication_clusters": clusters, "bundles": map[string]any{
+			"numBundles": 8,
+		}})
+	}
+	namespace("plain", c.Name)
+	namespace("geo", "a", "b")
+	namespace("part4", c.Name)
+	call(http.MethodPost, "/admin/v2/namespaces/acme/part4/autoTopicCreation", map[string]any{
+		"allowAutoTopicCreation": true, "topicType": "partitioned", "defaultNumPartitions": 4,
+	})
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("configure cluster %s: %w", c.Name, err)
+	}
+	return nil
+}
+
+// waitBroker waits for a broker's health check, which writes and reads a message.
+func (r *Rig) waitBroker(ctx context.Context, c *Cluster, i int) error {
+	name := "standalone-" + c.Name
+	if i == 1 {
+		name = "broker-1-" + c.Name
+	}
+	return WaitUntil(ctx, name+" to be healthy", func() (bool, error) {
+		if p := r.Process(name); !p.Alive() {
+			return false, fmt.Errorf("%s has ended; its log %s ends with:\n%s", name, p.Log, p.LogTail(20))
+		}
+		return httpOK(ctx, c.Brokers[i].WebURL+"/admin/v2/brokers/health"), nil
+	})
+}
+
+func (r *Rig) healthy(ctx context.Context, c *Cluster) error {
+	for i := range c.Brokers {
+		if err := r.waitBroker(ctx, c, i); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (r *Rig) waitOfficialProxy(ctx context.Context) error {
+	addr := strings.TrimPrefix(r.ProxyURL, "pulsar://")
+	return WaitUntil(ctx, "the official proxy on "+addr, func() (bool, error) {
+		if p := r.Process("official-proxy"); !p.Alive() {
+			return false, fmt.Errorf("it has ended; its log %s ends with:\n%s", p.Log, p.LogTail(20))
+		}
+		conn, err := net.DialTimeout("tcp", addr, time.Second)
+		if err != nil {
+			return false, nil
+		}
+		return true, conn.Close()
+	})
+}
+
+func (r *Rig) waitZooKeeper(ctx context.Context) error {
+	return WaitUntil(ctx, "the map's ZooKeeper on "+r.MapZK, func() (bool, error) {
+		if p := r.Process("map-zookeeper"); p == nil || !p.Alive() {
+			return false, errors.New("it has ended; its log is map-zookeeper.log")
+		}
+		conn, err := net.DialTimeout("tcp", r.MapZK, time.Second)
+		if err != nil {
+			return false, nil
+		}
+		defer conn.Close()
+		_ = conn.SetDeadline(time.Now().Add(time.Second))
+		if _, err := io.WriteString(conn, "srvr"); err != nil {
+			return false, nil
+		}
+		answer, err := io.ReadAll(conn)
+		return err == nil && strings.Contains(string(answer), "Mode: standalone"), nil
+	})
+}
+
+// Keep lets the rig live on after this process and returns what to tell the user.
+func (r *Rig) Keep() (string, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	state := rigState{A: r.A, B: r.B, ProxyURL: r.ProxyURL, MapZK: r.MapZK, Pids: map[string]int{}}
+	groups := make([]string, 0, len(r.processes))
+	for name, p := range r.processes {
+		state.Pids[name] = p.Pid
+		groups = append(groups, "-"+strconv.Itoa(p.Pid))
+	}
+	text, err := json.MarshalIndent(state, "", "  ")
+	if err != nil {
+		return "", err
+	}
+	if err := os.WriteFile(r.stateFile(), text, 0o644); err != nil {
+		return "", err
+	}
+	for _, p := range r.processes {
+		r.procs.Release(p)
+	}
+	return fmt.Sprintf(`the rig stays up (KEEP=1); the next run uses it again, and ends it unless KEEP=1 is said again
+  cluster a       %s   admin %s   zookeeper %s
+  cluster b       %s   admin %s   zookeeper %s
+  official proxy  %s (in front of a)
+  map zookeeper   %s
+  logs            %s
+  end it by       kill -9 -- %s; rm %s
+`, r.A.URL(), r.A.Brokers[0].WebURL, r.A.ZooKeeper, r.B.URL(), r.B.Brokers[0].WebURL, r.B.ZooKeeper, r.ProxyURL, r.MapZK,
+		filepath.Join(r.Dir, "logs"), strings.Join(groups, " "), r.stateFile()), nil
+}
+
+func (r *Rig) stateFile() string { return filepath.Join(r.Dir, "kept.json") }
+
+func httpOK(ctx context.Context, url string) bool {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return false
+	}
+	resp, err := adminClient.Do(req)
+	if err != nil {
+		return false
+	}
+	defer resp.Body.Close()
+	_, _ = io.Copy(io.Discard, resp.Body)
+	return resp.StatusCode == http.StatusOK
+}
+
+// freshFile writes a file into a new, empty folder.
+func freshFile(path, contents string) error {
+	if err := os.RemoveAll(filepath.Dir(path)); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	return os.WriteFile(path, []byte(contents), 0o644)
+}
+
+func local(port int) string { return fmt.Sprintf("127.0.0.1:%d", port) }
+
+func portOf(addr string) string { return addr[strings.LastIndexByte(addr, ':')+1:] }
