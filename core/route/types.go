@@ -1,3 +1,9 @@
+// Package route is the map topic → cluster as a value: topic names, an immutable hashed table of entries and rules that answers
+// Decide without a lock or an allocation, and the pure functions that compute what to store when a topic or rule changes.
+//
+// internal/app builds tables from what a store delivers and publishes each through one atomic pointer; core/session asks
+// them; internal/admin plans writes with them. The package never reads a store, a clock or a socket, and never
+// changes a table that was handed out.
 package route
 
 // BucketCount is the number of buckets that the map is cut into: the unit of storage, of watching and of
@@ -38,12 +44,18 @@ func (e Entry) Floor() bool { return e.Cluster == "" }
 
 // Rule maps everything in a namespace or a tenant that has no exact entry, or is the default.
 // Scope is "tenant/namespace" (V1: "tenant/cluster/namespace"), "tenant", or "" for the default.
+//
+// A rule with an empty Cluster is an epoch floor: the next rule above decides, but the epoch is at least Epoch. Removing a
+// rule leaves one behind when nothing else would keep its epoch.
 type Rule struct {
 	Scope    string `json:"scope"`
 	Cluster  string `json:"cluster"`
 	Epoch    uint64 `json:"epoch"`
 	SwitchID string `json:"switch_id,omitempty"`
 }
+
+// Floor tells whether r only holds an epoch and the next rule above decides.
+func (r Rule) Floor() bool { return r.Cluster == "" }
 
 // Source says which kind of rule decided.
 type Source uint8
