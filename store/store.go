@@ -2,7 +2,8 @@
 // (tests, with faults) and file (one node). The third, ZooKeeper, is package zk. All pass store/storetest.
 //
 // internal/app watches a store and builds route tables from it; internal/admin writes to it. A store never interprets
-// the map: it does not know which decision follows from an entry.
+// the map: it does not know which decision follows from an entry. It must never know a socket of a client, a broker or
+// a session.
 package store
 
 import (
@@ -25,6 +26,10 @@ var (
 	ErrUnknown = errors.New("the outcome of the write is unknown")
 	// ErrNotFound: no such switch, proxy or key.
 	ErrNotFound = errors.New("not found")
+	// ErrTooLarge: the change does not fit into one write of this store. Nothing was written; halves of it may fit.
+	ErrTooLarge = errors.New("the change is too large for one write; split it")
+	// ErrClosed: the store was closed by its owner.
+	ErrClosed = errors.New("the map store is closed")
 )
 
 // ConflictError says which entry or rule was not as expected. It matches ErrConflict.
@@ -39,29 +44,34 @@ func (e *ConflictError) Error() string {
 
 func (e *ConflictError) Is(target error) bool { return target == ErrConflict }
 
-// Update is one event of a watch. Exactly one of Buckets/Rules/neither is of interest: a nil map and a nil slice mean
-// "unchanged".
+// BadRules is the key of Update.Bad that stands for the rules.
+const BadRules = -1
+
+// Update is one event of a watch. A nil map and a nil pointer mean "unchanged".
 type Update struct {
 	// Buckets holds whole buckets: every entry of each bucket that is named, in any order. An empty slice empties it.
+	// A bucket that is named here is no longer bad.
 	Buckets map[int][]route.Entry
-	// Rules, when not nil, are all rules.
+	// Rules, when not nil, are all rules; they are no longer bad.
 	Rules *[]route.Rule
-	// Synced is true from the first update on which the whole map has been delivered.
+	// Synced is true from the first update on which the whole map has been delivered (or reported in Bad).
 	Synced bool
-	// Bad names the buckets (and -1 for the rules) whose stored value cannot be used; the last good one stays in force.
+	// Bad names the buckets (and BadRules) whose stored value cannot be used; the last good one stays in force.
 	Bad map[int]error
 }
 
 // EntryChange replaces one entry. Nil means absent.
 type EntryChange struct {
-	Topic         string
-	Before, After *route.Entry
+	Topic  string       `json:"topic"`
+	Before *route.Entry `json:"before"`
+	After  *route.Entry `json:"after"`
 }
 
 // RuleChange replaces one rule. Nil means absent.
 type RuleChange struct {
-	Scope         string
-	Before, After *route.Rule
+	Scope  string      `json:"scope"`
+	Before *route.Rule `json:"before"`
+	After  *route.Rule `json:"after"`
 }
 
 // MaxChange is the largest number of entries and rules in one Change.
@@ -75,11 +85,12 @@ type Change struct {
 	Switch *switching.Record
 	Who    string
 	Why    string
-	At     time.Time
+	At     time.Time // zero: the store's clock
 }
 
 // HistoryEntry is one applied Change.
 type HistoryEntry struct {
+	// Seq grows with every change; it is unique within a store and may have gaps.
 	Seq     uint64        `json:"seq"`
 	At      time.Time     `json:"at"`
 	Who     string        `json:"who"`
@@ -116,15 +127,17 @@ type Status struct {
 // Store is the whole interface. All methods may be called from any goroutine. Every method that takes a context
 // returns by its deadline; stores add a deadline of their own (DefaultTimeout) where there is none.
 type Store interface {
-	// Watch calls sink, from one goroutine at a time, with the map and then with its changes until ctx ends; it
-	// returns when no call of sink is running any more. The contract:
-	//   - the first updates together hold the whole map, the last of them is marked Synced;
+	// Watch calls sink, from one goroutine at a time, with the map and then with its changes until ctx ends or the
+	// store is closed; then it returns nil, when no call of sink is running any more. The contract:
+	//   - the first updates together name every bucket, the empty ones too, and the rules; the last of them is the
+	//     first that is marked Synced;
 	//   - it may repeat a value and may skip values that were soon replaced;
 	//   - each bucket eventually agrees with the store, and never goes back to an older value;
 	//   - while the store is away nothing is called, and after it the difference comes by itself;
 	//   - a value that cannot be used is reported in Bad and does not replace the good one before it;
 	//   - slices are the receiver's to keep.
-	// It returns an error only if the watch can never work (bad format version, wrong credentials).
+	// It returns an error only if the watch can never work (a format that this version does not know, wrong
+	// credentials). Any number of watches may run at once; ending one touches no other.
 	Watch(ctx context.Context, sink func(Update)) error
 
 	// Entry reads the entry of a topic, as of now (no older than the call). ok is false when it is absent.
@@ -134,26 +147,28 @@ type Store interface {
 	// Rules reads all rules, as of now.
 	Rules(ctx context.Context) ([]route.Rule, error)
 	// Apply writes c if every entry and rule is as its Before says (compared by all fields), else a *ConflictError.
+	// Neighbours in the same bucket are never a conflict. ErrTooLarge, ErrUnavailable and ErrUnknown are possible.
 	Apply(ctx context.Context, c Change) error
 
 	// Switch reads a switch record; ErrNotFound.
 	Switch(ctx context.Context, id string) (switching.Record, error)
 	// Switches lists the records, newest first, at most limit.
 	Switches(ctx context.Context, limit int) ([]switching.Record, error)
-	// EndSwitch replaces the mutable part (State, Ended, Note) of a record.
+	// EndSwitch replaces the mutable part (State, Ended, Note) of a record; ErrNotFound.
 	EndSwitch(ctx context.Context, id string, state switching.State, ended time.Time, note string) error
-	// PutAck writes or replaces the ack of one proxy.
+	// PutAck writes or replaces the ack of one proxy; ErrNotFound when there is no such switch.
 	PutAck(ctx context.Context, id string, a switching.Ack) error
 	// Acks reads the acks of a switch.
 	Acks(ctx context.Context, id string) ([]switching.Ack, error)
 
-	// History reads the newest changes, newest first, at most limit.
+	// History reads the newest changes, newest first, at most limit. It is bounded: the oldest are dropped, and with
+	// them the records of the switches that they created.
 	History(ctx context.Context, limit int) ([]HistoryEntry, error)
 
 	// Register announces a proxy and keeps the announcement alive over session loss until Unregister or Close;
-	// calling it again replaces what is announced.
+	// calling it again replaces what is announced. After ErrUnavailable the announcement follows when the store is back.
 	Register(ctx context.Context, p Proxy) error
-	// Unregister ends the membership (clean stop).
+	// Unregister ends the membership (clean stop). Without a registration it does nothing.
 	Unregister(ctx context.Context) error
 	// Proxies lists all members, live or not.
 	Proxies(ctx context.Context) ([]Proxy, error)
