@@ -17,7 +17,7 @@ import (
 type Artifacts struct {
 	Cache     string // e2e/.cache: fetched and compiled once, kept from run to run
 	Jars      string // folder with Pulsar and its dependencies
-	Classes   string // the compiled Java driver
+	Classes   string // the compiled Java driver and the rig's standalone
 	GoDriver  string
 	Python    string // interpreter of the venv with pulsar-client
 	PyDriver  string
@@ -68,7 +68,7 @@ func Prepare(ctx context.Context, module string) (*Artifacts, error) {
 }
 
 func (a *Artifacts) prepareJava(ctx context.Context, here string) error {
-	pom, source := filepath.Join(here, "pom.xml"), filepath.Join(here, "clients", "java", "Driver.java")
+	pom := filepath.Join(here, "pom.xml")
 	if err := once(a.Jars, pom, func() error {
 		// Into an empty folder: jars of an older pom would stay on the class path.
 		if err := os.RemoveAll(a.Jars); err != nil {
@@ -78,9 +78,15 @@ func (a *Artifacts) prepareJava(ctx context.Context, here string) error {
 	}); err != nil {
 		return fmt.Errorf("fetch the jars of Pulsar: %w", err)
 	}
-	return once(a.Classes, source, func() error {
-		return run(ctx, here, "javac", "-d", a.Classes, "-cp", filepath.Join(a.Jars, "*"), source)
-	})
+	for _, source := range []string{filepath.Join("broker", "Standalone.java"), filepath.Join("clients", "java", "Driver.java")} {
+		class := filepath.Join(a.Classes, strings.TrimSuffix(filepath.Base(source), ".java"))
+		if err := once(class, filepath.Join(here, source), func() error {
+			return run(ctx, here, "javac", "-d", a.Classes, "-cp", filepath.Join(a.Jars, "*"), source)
+		}); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (a *Artifacts) preparePython(ctx context.Context, here string) error {

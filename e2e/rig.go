@@ -223,7 +223,7 @@ func (r *Rig) startStandalone(c *Cluster, bookiePort int) error {
 	if err := freshFile(conf, r.brokerConfig(c, 0)); err != nil {
 		return err
 	}
-	cmd := r.art.javaCommand(standaloneHeap, standaloneDirect, "org.apache.pulsar.PulsarStandaloneStarter",
+	cmd := r.art.javaCommand(standaloneHeap, standaloneDirect, "Standalone",
 		"--config", conf, "--wipe-data", "--zookeeper-dir", filepath.Join(dir, "zk"), "--bookkeeper-dir", filepath.Join(dir, "bk"),
 		"--zookeeper-port", portOf(c.ZooKeeper), "--bookkeeper-port", strconv.Itoa(bookiePort), "-nfw", "-nss")
 	cmd.Dir = dir
@@ -336,6 +336,11 @@ func (r *Rig) waitBroker(ctx context.Context, c *Cluster, i int) error {
 	return WaitUntil(ctx, name+" to be healthy", func() (bool, error) {
 		if p := r.Process(name); !p.Alive() {
 			return false, fmt.Errorf("%s has ended; its log %s ends with:\n%s", name, p.Log, p.LogTail(20))
+		}
+		if i == 0 {
+			if _, err := os.Stat(filepath.Join(r.Dir, c.Name, "READY")); err != nil {
+				return false, nil
+			}
 		}
 		return httpOK(ctx, c.Brokers[i].WebURL+"/admin/v2/brokers/health"), nil
 	})

@@ -72,7 +72,8 @@ class Driver:
         self.producing.set()
         self.running = threading.Event()
         self.running.set()
-        logger = pulsar.FileLogger(pulsar.LoggerLevel.Info, args.log) if args.log else None
+        # The library writes its log to standard output unless told otherwise.
+        logger = pulsar.FileLogger(pulsar.LoggerLevel.Info, "/dev/stderr")
         self.client = pulsar.Client(args.url, logger=logger)
 
     # ---- producing
@@ -290,7 +291,7 @@ def boolean(text):
 def main():
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("mode", choices=["produce", "consume", "reader", "live"])
-    for name in ("url", "topic", "topics", "rates", "log"):
+    for name in ("url", "topic", "topics", "rates"):
         parser.add_argument("--" + name, default="")
     parser.add_argument("--sub", default="e2e")
     parser.add_argument("--type", default="exclusive", choices=sorted(TYPES))

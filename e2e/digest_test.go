@@ -1,0 +1,53 @@
+package e2e
+
+import (
+	"slices"
+	"testing"
+)
+
+// numbers makes events with the number as contents.
+func numbers(ns ...int64) []Event {
+	var events []Event
+	for _, n := range ns {
+		events = append(events, Event{N: n, CRC: uint32(n), T: float64(n)})
+	}
+	return events
+}
+
+func TestADigestFindsWhatWasLostDoubledAndReordered(t *testing.T) {
+	corrupt := Event{N: 4, CRC: 99}
+	d := Compare(numbers(1, 2, 3, 4, 5), append(numbers(1, 3, 3, 2, 7), corrupt))
+	if d.Acked != 5 || d.Received != 5 || d.Duplicates != 1 || d.OrderBreaks != 2 {
+		t.Errorf("got %v, want acknowledged 5, received 5 (1 2 3 4 7), one duplicate (3), order breaks at 2 and 4", d)
+	}
+	if !slices.Equal(d.Lost, []int64{5}) || !slices.Equal(d.Unexpected, []int64{7}) || !slices.Equal(d.Corrupt, []int64{4}) {
+		t.Errorf("got lost %v, without receipt %v, corrupt %v; want 5, 7, 4", d.Lost, d.Unexpected, d.Corrupt)
+	}
+}
+
+func TestADigestOfADuplicateIsNotAnOrderBreak(t *testing.T) {
+	if d := Compare(numbers(1, 2), numbers(1, 2, 1)); d.OrderBreaks != 0 || d.Duplicates != 1 {
+		t.Errorf("got %v, want one duplicate and no order break: a message may come again after a move", d)
+	}
+}
+
+func TestTheLongestGapIsTheOneThatTouchesTheWindow(t *testing.T) {
+	acks := numbers(1000, 1900, 2000, 2300, 2310, 9000)
+	for _, c := range []struct{ from, to, want float64 }{
+		{1950, 2305, 300}, // all of 2000..2300
+		{2100, 2200, 300}, // inside it
+		{2302, 2309, 10},
+		{2302, 2400, 6690}, // begins inside, ends after
+	} {
+		if got := LongestGap(acks, c.from, c.to); got != c.want {
+			t.Errorf("LongestGap(%v to %v) = %v, want %v", c.from, c.to, got, c.want)
+		}
+	}
+}
+
+func TestPercentilesOfAFewValues(t *testing.T) {
+	values := []float64{5, 1, 3}
+	if got := [3]float64{Percentile(values, 0.5), Percentile(values, 1), Percentile(nil, 0.5)}; got != [3]float64{3, 5, 0} {
+		t.Errorf("got p50, max, p50 of none = %v, want 3, 5, 0", got)
+	}
+}

@@ -1,0 +1,126 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+)
+
+// Pointsman is a running proxy process.
+type Pointsman struct {
+	Name string
+	URL  string // pulsar://host:port for clients
+	Ops  string // http://host:port for the CLI
+	Proc *Process
+	art  *Artifacts
+}
+
+// StartPointsman runs `pointsman serve` under the given name and waits until it is ready. config is YAML without
+// listeners and names (see PointsmanConfig); dir is emptied and becomes its state directory.
+func StartPointsman(ctx context.Context, art *Artifacts, procs *Processes, dir, name, config string) (*Pointsman, error) {
+	if art.PointsmanErr != nil {
+		return nil, fmt.Errorf("no Pointsman to test: %w", art.PointsmanErr)
+	}
+	ports, err := FreePorts(2)
+	if err != nil {
+		return nil, err
+	}
+	p := &Pointsman{Name: name, URL: "pulsar://" + local(ports[0]), Ops: "http://" + local(ports[1]), art: art}
+	path := filepath.Join(dir, name, "pointsman.yaml")
+	if err := freshFile(path, fmt.Sprintf(`listeners:
+  pulsar: %s
+  ops: %s
+advertised_url: %s
+proxy_id: %s
+state_dir: %s
+log: { level: debug }
+shutdown: { drain_delay: 0s }
+%s`, local(ports[0]), local(ports[1]), p.URL, name, filepath.Join(dir, name), config)); err != nil {
+		return nil, err
+	}
+	if p.Proc, err = procs.Start(name, exec.Command(art.Pointsman, "serve", "--config", path)); err != nil {
+		return nil, err
+	}
+	return p, WaitUntil(ctx, "Pointsman "+name+" to be ready", func() (bool, error) {
+		if !p.Proc.Alive() {
+			return false, fmt.Errorf("it has ended; its log %s ends with:\n%s", p.Proc.Log, p.Proc.LogTail(20))
+		}
+		return httpOK(ctx, p.Ops+"/readyz"), nil
+	})
+}
+
+// PointsmanConfig is the part of the configuration that proxies share: the map in the rig's ZooKeeper under chroot,
+// and both clusters, A by discovery and B by service URL, made diallable although their brokers carry equal names.
+// alias, when not empty, is one more name for cluster B.
+func (r *Rig) PointsmanConfig(chroot, alias string) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "store: { type: zookeeper, servers: %q, session_timeout: 4s }\ndefault_cluster: a\nclusters:\n", r.MapZK+"/"+chroot)
+	cluster := func(name, discovery string, c *Cluster) {
+		fmt.Fprintf(&b, "  %s:\n    %s\n    web_url: %q\n    listener_name: external\n    resolve:\n", name, discovery, c.Brokers[0].WebURL)
+		for _, broker := range c.Brokers {
+			fmt.Fprintf(&b, "      %q: %q\n", broker.Logical, broker.Addr)
+		}
+	}
+	cluster("a", fmt.Sprintf("metadata_store: %q", "zk:"+r.A.ZooKeeper), r.A)
+	cluster("b", fmt.Sprintf("service_url: %q", r.B.URL()), r.B)
+	if alias != "" {
+		cluster(alias, fmt.Sprintf("service_url: %q", r.B.URL()), r.B)
+	}
+	return b.String()
+}
+
+// CLIError is a command of the CLI that failed.
+type CLIError struct {
+	Command string
+	Err     error
+	Output  string // both streams
+}
+
+func (e *CLIError) Error() string { return fmt.Sprintf("%s: %v\n%s", e.Command, e.Err, e.Output) }
+
+// CLI runs a pointsman command against this proxy and decodes its JSON output into into, which may be nil.
+func (p *Pointsman) CLI(ctx context.Context, into any, args ...string) error {
+	args = append([]string{"--admin", p.Ops, "--output", "json"}, args...)
+	cmd := exec.CommandContext(ctx, p.art.Pointsman, args...)
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	command := "pointsman " + strings.Join(args, " ")
+	if err := cmd.Run(); err != nil {
+		return &CLIError{Command: command, Err: err, Output: stdout.String() + stderr.String()}
+	}
+	if into == nil {
+		return nil
+	}
+	if err := json.Unmarshal(stdout.Bytes(), into); err != nil {
+		return &CLIError{Command: command, Err: fmt.Errorf("output is not the expected JSON: %w", err), Output: stdout.String()}
+	}
+	return nil
+}
+
+// Metrics returns the text of /metrics.
+func (p *Pointsman) Metrics(ctx context.Context) (string, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, p.Ops+"/metrics", nil)
+	if err != nil {
+		return "", err
+	}
+	resp, err := adminClient.Do(req)
+	if err != nil {
+		return "", err
+	}
+	defer resp.Body.Close()
+	var text bytes.Buffer
+	_, err = text.ReadFrom(resp.Body)
+	return text.String(), err
+}
+
+// LogContains tells whether the proxy has logged text.
+func (p *Pointsman) LogContains(text string) bool {
+	log, err := os.ReadFile(p.Proc.Log)
+	return err == nil && strings.Contains(string(log), text)
+}
