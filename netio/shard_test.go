@@ -1,0 +1,303 @@
+package netio
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"pointsman/core/session"
+)
+
+// fakeShard is what the tests put on a loop: accept makes the endpoints, tick fires deadlines. Endpoints add to ops.
+type fakeShard struct {
+	accept func(s *fakeShard, c session.Conn) session.Endpoint
+	tick   func(s *fakeShard, now time.Time) time.Time
+	ops    []session.Op
+	peer   netip.AddrPort
+}
+
+func (s *fakeShard) Accept(_ time.Time, c session.Conn, _ int, peer, _ netip.AddrPort) session.Endpoint {
+	s.peer = peer
+	return s.accept(s, c)
+}
+
+func (s *fakeShard) Tick(now time.Time) time.Time {
+	if s.tick == nil {
+		return time.Time{}
+	}
+	return s.tick(s, now)
+}
+
+func (s *fakeShard) Ops() []session.Op { return s.ops }
+func (s *fakeShard) ResetOps()         { clear(s.ops); s.ops = s.ops[:0] }
+
+func (s *fakeShard) do(op session.Op) { s.ops = append(s.ops, op) }
+
+// base is an endpoint that does nothing and checks that Closed is the last call and comes once.
+type base struct {
+	s      *fakeShard
+	c      session.Conn
+	closed atomic.Int32
+	onEnd  func(session.NetReason, error)
+	paused atomic.Int32 // times that reading was paused
+}
+
+func (b *base) Dialed(_ time.Time, c session.Conn) { b.c = c }
+func (b *base) Data(_ time.Time, src []byte) int   { return len(src) }
+func (b *base) Tail() (session.Conn, int)          { return 0, 0 }
+func (b *base) Moved(time.Time, int)               {}
+func (b *base) ReadPaused(_ time.Time, p bool) {
+	if b.closed.Load() != 0 {
+		panic("ReadPaused after Closed")
+	}
+	if p {
+		b.paused.Add(1)
+	}
+}
+
+func (b *base) Closed(_ time.Time, reason session.NetReason, err error) {
+	if b.closed.Add(1) != 1 {
+		panic(fmt.Sprintf("Closed twice: %v %v", reason, err))
+	}
+	if b.onEnd != nil {
+		b.onEnd(reason, err)
+	}
+}
+
+// echo writes back what comes.
+type echo struct{ base }
+
+func (e *echo) Data(_ time.Time, src []byte) int {
+	e.s.do(session.Op{Kind: session.OpWrite, Conn: e.c, Data: src})
+	return len(src)
+}
+
+// relay is one side of a pair: what comes goes to the other side, once that is there. With frames it forwards whole frames only (4 bytes
+// of length, then that many), and hands the rest of a large one to the loop.
+type relay struct {
+	base
+	other  *relay
+	frames bool
+	tail   int
+	moved  *atomic.Int64
+}
+
+func (r *relay) Dialed(_ time.Time, c session.Conn) {
+	r.c = c
+	if r.other.closed.Load() != 0 {
+		r.s.do(session.Op{Kind: session.OpClose, Conn: c})
+		return
+	}
+	r.s.do(session.Op{Kind: session.OpResume, Conn: r.other.c})
+}
+
+func (r *relay) Data(_ time.Time, src []byte) int {
+	if r.other.c == 0 {
+		r.s.do(session.Op{Kind: session.OpPause, Conn: r.c})
+		return 0
+	}
+	if !r.frames {
+		r.s.do(session.Op{Kind: session.OpWrite, Conn: r.other.c, Data: src, Relay: true})
+		return len(src)
+	}
+	n := 0
+	if r.tail > 0 {
+		n = min(r.tail, len(src))
+		r.tail -= n
+		r.s.do(session.Op{Kind: session.OpWrite, Conn: r.other.c, Data: src[:n], Relay: true})
+	}
+	for r.tail == 0 && len(src)-n >= 4 {
+		size := 4 + int(binary.BigEndian.Uint32(src[n:]))
+		have := min(size, len(src)-n)
+		r.s.do(session.Op{Kind: session.OpWrite, Conn: r.other.c, Data: src[n : n+have], Relay: true})
+		r.tail = size - have
+		n += have
+	}
+	return n
+}
+
+func (r *relay) Tail() (session.Conn, int) {
+	if r.tail == 0 {
+		return 0, 0
+	}
+	return r.other.c, r.tail
+}
+
+func (r *relay) Moved(_ time.Time, n int) {
+	r.tail -= n
+	if r.moved != nil {
+		r.moved.Add(int64(n))
+	}
+}
+
+func (r *relay) Closed(now time.Time, reason session.NetReason, err error) {
+	r.base.Closed(now, reason, err)
+	if r.other.c != 0 && r.other.closed.Load() == 0 {
+		r.other.closed.Store(1)
+		r.s.do(session.Op{Kind: session.OpClose, Conn: r.other.c, Flush: true})
+	}
+}
+
+// relayTo pairs every accepted connection with a dial to addr.
+func relayTo(addr string, frames bool, each func(client, server *relay)) func(*fakeShard, session.Conn) session.Endpoint {
+	return func(s *fakeShard, c session.Conn) session.Endpoint {
+		client := &relay{base: base{s: s, c: c}, frames: frames}
+		server := &relay{base: base{s: s}, frames: frames, other: client}
+		client.other = server
+		if each != nil {
+			each(client, server)
+		}
+		s.do(session.Op{Kind: session.OpDial, Addr: addr, Endpoint: server})
+		return client
+	}
+}
+
+func echoing(s *fakeShard, c session.Conn) session.Endpoint {
+	return &echo{base{s: s, c: c}}
+}
+
+// engine runs an engine with accept on every loop, and checks at the end that no goroutine and no descriptor is left.
+func engine(t testing.TB, cfg Config, accept func(*fakeShard, session.Conn) session.Endpoint) *Engine {
+	t.Helper()
+	before := descriptors(t)
+	ignore := goleak.IgnoreCurrent()
+	if cfg.Loops == 0 {
+		cfg.Loops = 1
+	}
+	if cfg.Listeners == nil {
+		cfg.Listeners = []Listener{{Network: "tcp", Addr: "127.0.0.1:0", ID: 1}}
+	}
+	if cfg.NewShard == nil {
+		cfg.NewShard = func(int) Shard { return &fakeShard{accept: accept} }
+	}
+	if cfg.Fault == nil {
+		cfg.Fault = func(err error) { t.Errorf("fault: %v", err) }
+	}
+	e, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := e.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+		defer cancel()
+		if err := e.Shutdown(ctx); err != nil {
+			t.Error(err)
+		}
+		if s := e.Stats(); s.BufferMemory != 0 {
+			t.Errorf("%d bytes of buffers are still counted after the end", s.BufferMemory)
+		}
+		for i, l := range e.Stats().Loops {
+			if l.Conns != 0 || l.Clients != 0 || l.QueuedBytes != 0 || l.Paused != 0 {
+				t.Errorf("loop %d after the end: %+v", i, l)
+			}
+		}
+		if err := goleak.Find(ignore); err != nil {
+			t.Error(err)
+		}
+		if after := descriptors(t); after > before {
+			t.Errorf("%d descriptors before, %d after", before, after)
+		}
+	})
+	return e
+}
+
+func descriptors(t testing.TB) int {
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Skip("no /proc here")
+	}
+	return len(entries)
+}
+
+func addr(e *Engine) string { return e.Addrs()[0].String() }
+
+func connect(t testing.TB, address string) *net.TCPConn {
+	t.Helper()
+	c, err := net.DialTimeout("tcp", address, 10*time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	if err := c.SetDeadline(time.Now().Add(60 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	return c.(*net.TCPConn)
+}
+
+// server accepts and runs serve for each connection; it ends with the test.
+func server(t testing.TB, serve func(*net.TCPConn)) string {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var mu sync.Mutex
+	conns := map[*net.TCPConn]struct{}{}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			c, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			tc := c.(*net.TCPConn)
+			mu.Lock()
+			conns[tc] = struct{}{}
+			mu.Unlock()
+			wg.Go(func() {
+				serve(tc)
+				tc.Close()
+				mu.Lock()
+				delete(conns, tc)
+				mu.Unlock()
+			})
+		}
+	})
+	t.Cleanup(func() {
+		ln.Close()
+		mu.Lock()
+		for c := range conns {
+			c.Close()
+		}
+		mu.Unlock()
+		wg.Wait()
+	})
+	return ln.Addr().String()
+}
+
+func echoServer(t testing.TB) string {
+	return server(t, func(c *net.TCPConn) { _, _ = io.Copy(struct{ io.Writer }{c}, struct{ io.Reader }{c}) })
+}
+
+// eventually waits for a state that other goroutines bring about.
+func eventually(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	deadline := time.Now().Add(30 * time.Second)
+	for !ok() {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within 30 s: %s", what)
+		}
+		time.Sleep(2 * time.Millisecond) // a poll of an outside state, not a wait for time to pass
+	}
+}
+
+func wantEOF(t testing.TB, c net.Conn) {
+	t.Helper()
+	if n, err := c.Read(make([]byte, 1)); n != 0 || !errors.Is(err, io.EOF) {
+		t.Fatalf("read %d bytes, %v; want the end", n, err)
+	}
+}
