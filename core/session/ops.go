@@ -1,6 +1,7 @@
 package session
 
 import (
+	"net/netip"
 	"time"
 )
 
@@ -74,7 +75,8 @@ type Op struct {
 	Relay    bool
 	Conn     Conn
 	Data     []byte
-	Addr     string
+	Addr     string                // OpDial
+	Deny     func(netip.Addr) bool // OpDial: of every resolved address; true ends in NetDialDenied
 	Endpoint Endpoint
 	Report   *Report
 }

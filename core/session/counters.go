@@ -1,0 +1,71 @@
+package session
+
+import "sync/atomic"
+
+// Counters are one shard's numbers. The shard adds, anybody may read. Every series exists from the start at zero.
+type Counters struct {
+	Accepted         atomic.Uint64
+	Active           atomic.Int64 // client connections
+	Bridged          atomic.Int64 // of them with a broker leg
+	Handles          atomic.Int64 // live producers and consumers
+	UpstreamConns    atomic.Int64 // pooled lookup connections
+	ClientFrames     atomic.Uint64
+	BrokerFrames     atomic.Uint64
+	ClientBytes      atomic.Uint64
+	BrokerBytes      atomic.Uint64
+	DroppedFrames    atomic.Uint64 // frames of evicted handles, both directions
+	Coalesced        atomic.Uint64 // lookups answered by another one's answer
+	EvictedProducers atomic.Uint64
+	EvictedConsumers atomic.Uint64
+	EvictQueue       atomic.Int64
+	Unresolved       atomic.Uint64 // SENDs without a receipt when their producer was evicted
+	Closed           [causeCount]atomic.Uint64
+	Refused          [refusalCount]atomic.Uint64
+	Requests         [requestKinds]atomic.Uint64
+	Throttled        [requestKinds]atomic.Uint64
+	Clusters         map[string]*ClusterCounters // fixed after NewShard
+}
+
+// ClusterCounters are the numbers of one cluster within one shard.
+type ClusterCounters struct {
+	Bridged        atomic.Int64
+	Lookups        atomic.Uint64 // answered
+	LookupFailures atomic.Uint64 // ended in an error of any kind
+	DialFailures   atomic.Uint64
+	UpstreamConns  atomic.Int64
+}
+
+// RequestKind is a kind of request that the proxy answers itself.
+type RequestKind uint8
+
+// The kinds.
+const (
+	RequestLookup RequestKind = iota
+	RequestPartitions
+	RequestTopics
+	RequestSchema
+	requestKinds
+)
+
+// RequestKinds is the number of kinds.
+const RequestKinds = int(requestKinds)
+
+var requestNames = [requestKinds]string{"lookup", "partitions_metadata", "get_topics_of_namespace", "get_schema"}
+
+func (k RequestKind) String() string { return requestNames[k] }
+
+func newCounters(clusters []string) *Counters {
+	c := &Counters{Clusters: make(map[string]*ClusterCounters, len(clusters))}
+	for _, name := range clusters {
+		c.Clusters[name] = &ClusterCounters{}
+	}
+	return c
+}
+
+// cluster gives the counters of a cluster; those of one that was not configured at the start are thrown away.
+func (c *Counters) cluster(name string) *ClusterCounters {
+	if cc := c.Clusters[name]; cc != nil {
+		return cc
+	}
+	return &ClusterCounters{}
+}

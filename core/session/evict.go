@@ -1,0 +1,329 @@
+package session
+
+import (
+	"time"
+
+	"pointsman/codec"
+	"pointsman/codec/pulsarpb"
+	"pointsman/core/route"
+)
+
+// topicHandles are the live handles of one topic in one shard.
+type topicHandles struct {
+	base string
+	list []*handle
+}
+
+func (sh *Shard) addToIndex(h *handle, base string) {
+	t := sh.index[base]
+	if t == nil {
+		t = &topicHandles{base: base}
+		sh.index[base] = t
+	}
+	h.topic, h.pos = t, len(t.list)
+	t.list = append(t.list, h)
+	sh.counters.Handles.Add(1)
+}
+
+// unindex takes a handle out of the index of its topic.
+func (s *Session) unindex(h *handle) {
+	t := h.topic
+	if t == nil {
+		return
+	}
+	last := len(t.list) - 1
+	t.list[h.pos] = t.list[last]
+	t.list[h.pos].pos = h.pos
+	t.list[last] = nil
+	t.list = t.list[:last]
+	h.topic = nil
+	if len(t.list) == 0 {
+		delete(s.sh.index, t.base)
+	}
+	s.sh.counters.Handles.Add(-1)
+	if h.move != nil {
+		s.settle(h, h.outstanding > 0)
+	}
+}
+
+// mappedCluster is where the map sends a topic now; "" when the name is none.
+func (sh *Shard) mappedCluster(name string) string {
+	topic, err := route.ParseTopic(name)
+	if err != nil {
+		return ""
+	}
+	return sh.cfg.Table().Decide(topic, sh.cfg.DefaultCluster).Cluster
+}
+
+// HandleCount is how many live producers and consumers there are.
+type HandleCount struct{ Producers, Consumers int }
+
+// Handles counts the live handles of every topic that match accepts, by base name.
+func (sh *Shard) Handles(match func(base string) bool) map[string]HandleCount {
+	found := make(map[string]HandleCount)
+	for base, t := range sh.index {
+		if !match(base) {
+			continue
+		}
+		found[base] = t.count()
+	}
+	return found
+}
+
+// HandlesOf counts the live handles of one topic.
+func (sh *Shard) HandlesOf(base string) HandleCount {
+	if t := sh.index[base]; t != nil {
+		return t.count()
+	}
+	return HandleCount{}
+}
+
+func (t *topicHandles) count() (n HandleCount) {
+	for _, h := range t.list {
+		if h.producer {
+			n.Producers++
+		} else {
+			n.Consumers++
+		}
+	}
+	return n
+}
+
+// Evicted is what an eviction did.
+type Evicted struct {
+	Producers, Consumers int
+	Unresolved           int // producers closed although a SEND had no receipt
+}
+
+// Add sums two.
+func (e Evicted) Add(o Evicted) Evicted {
+	return Evicted{e.Producers + o.Producers, e.Consumers + o.Consumers, e.Unresolved + o.Unresolved}
+}
+
+// eviction is one call of Evict or Review under way.
+type eviction struct {
+	sh       *Shard
+	assigned map[string]string // full topic name → logical broker address in the new cluster
+	left     int               // handles that were not told yet
+	result   Evicted
+	done     func(Evicted)
+}
+
+// Evict closes the handles of a topic that lead to a cluster which the map does not name any more. Clients get the tagged
+// address of the broker that assigned names for their partition, and come back there. done is called, on the loop, once all of
+// them were told; it may be called before Evict returns.
+func (sh *Shard) Evict(now time.Time, base string, assigned map[string]string, done func(Evicted)) {
+	var moved []*handle
+	if t := sh.index[base]; t != nil {
+		moved = t.appendMoved(sh, nil)
+	}
+	sh.evict.add(now, moved, &eviction{sh: sh, assigned: assigned, done: done})
+}
+
+// Review is Evict for every topic: a rule has changed.
+func (sh *Shard) Review(now time.Time, done func(Evicted)) {
+	var moved []*handle
+	for _, t := range sh.index {
+		moved = t.appendMoved(sh, moved)
+	}
+	sh.evict.add(now, moved, &eviction{sh: sh, done: done})
+}
+
+func (t *topicHandles) appendMoved(sh *Shard, dst []*handle) []*handle {
+	mapped := sh.mappedCluster(t.base)
+	for _, h := range t.list {
+		if h.leg.cluster != mapped && h.move == nil {
+			dst = append(dst, h)
+		}
+	}
+	return dst
+}
+
+// evictor paces evictions: a burst at once, the rest in random order at a fixed rate.
+type evictor struct {
+	sh     *Shard
+	timer  timer
+	queue  []*handle
+	credit float64
+	last   time.Time
+}
+
+// evictStep is how often the evictor works while it has a queue.
+const evictStep = 5 * time.Millisecond
+
+func (e *evictor) init(sh *Shard) {
+	e.sh = sh
+	e.timer.owner = e
+	e.credit = float64(sh.cfg.EvictBurst)
+}
+
+func (e *evictor) add(now time.Time, moved []*handle, ev *eviction) {
+	ev.left = len(moved)
+	if ev.left == 0 {
+		ev.done(Evicted{})
+		return
+	}
+	for _, h := range moved {
+		h.move = ev
+	}
+	e.sh.rng.Shuffle(len(moved), func(i, j int) { moved[i], moved[j] = moved[j], moved[i] })
+	e.queue = append(e.queue, moved...)
+	e.fire(now)
+}
+
+// fire tells as many clients as the pace allows.
+func (e *evictor) fire(now time.Time) {
+	cfg := e.sh.cfg
+	e.credit = min(e.credit+now.Sub(e.last).Seconds()*float64(cfg.EvictRate), float64(cfg.EvictBurst))
+	e.last = now
+	n := 0
+	for ; n < len(e.queue) && e.credit >= 1; n++ {
+		e.credit--
+		h := e.queue[n]
+		e.queue[n] = nil
+		if h.topic == nil {
+			continue // went by itself, and was counted then
+		}
+		h.s.startEviction(now, h)
+	}
+	e.queue = e.queue[n:]
+	if len(e.queue) == 0 {
+		e.queue = nil
+	} else {
+		e.sh.timers.set(&e.timer, now.Add(evictStep))
+	}
+	e.sh.counters.EvictQueue.Store(int64(len(e.queue)))
+}
+
+// startEviction begins to close a handle whose topic is no longer mapped to the cluster of its leg. From here on SENDs of
+// the id are dropped (the client holds them unacknowledged and sends them again), while a live broker's receipts of earlier ones are still awaited
+// and delivered, so that they are not sent twice.
+func (s *Session) startEviction(now time.Time, h *handle) {
+	if h.state >= handleEvicting {
+		return
+	}
+	if h.state == handleLive && h.producer && h.outstanding > 0 && s.sh.cfg.ReceiptWait > 0 {
+		h.state = handleEvicting
+		h.overdue = now.Add(s.sh.cfg.ReceiptWait)
+		s.awaiting++
+		s.sh.timers.sooner(&s.timer, h.overdue)
+		return
+	}
+	s.finish(now, h, true)
+}
+
+// receiptOfEvicting counts a receipt that an eviction waits for.
+func (s *Session) receiptOfEvicting(now time.Time, h *handle) {
+	if h.outstanding > 0 {
+		h.outstanding--
+	}
+	if h.outstanding == 0 {
+		s.finish(now, h, true)
+	}
+}
+
+// finishOverdue ends the waits that are over and returns when the next one is.
+func (s *Session) finishOverdue(now time.Time) (next time.Time) {
+	for _, h := range s.producers {
+		if h.state != handleEvicting {
+			continue
+		}
+		if !h.overdue.After(now) {
+			s.finish(now, h, true)
+		} else if next.IsZero() || h.overdue.Before(next) {
+			next = h.overdue
+		}
+	}
+	return next
+}
+
+// evictedKept is how long the id of an evicted handle is remembered, for frames that the client sent before it knew.
+const evictedKept = time.Minute
+
+func (s *Session) forgetEvicted(now time.Time) {
+	for _, handles := range [...]map[uint64]*handle{s.producers, s.consumers} {
+		for _, h := range handles {
+			if h.state == handleEvicted && h.closed && now.Sub(h.since) > evictedKept {
+				s.remove(h)
+			}
+		}
+	}
+}
+
+// finish closes a handle towards the broker, and towards the client unless that closed it itself.
+func (s *Session) finish(now time.Time, h *handle, tell bool) {
+	if h.state == handleEvicting {
+		s.awaiting--
+	}
+	creating := h.state == handleCreating
+	h.state, h.since = handleEvicted, now
+	s.evicted++
+	s.sh.counters.countEvicted(h)
+
+	s.nextReq++
+	s.expect(s.nextReq, pendingClose, h)
+	h.leg.send(s.sh.encode(closeCommand(h, s.nextReq, nil, nil)))
+	switch {
+	case creating:
+		s.pending[h.req] = pendingRequest{pendingOrphan, h}
+		s.deny(RefusedMoved, h.req, codec.ErrorServiceNotReady, h.full, "topic "+h.full+" has moved to another cluster meanwhile: look it up again")
+	case tell:
+		plain, tls := s.assignedURLs(h)
+		s.sendCommand(closeCommand(h, codec.NoRequest, plain, tls))
+	}
+	s.unindex(h)
+}
+
+// assignedURLs is where the client of an evicted handle should go: nil when that is not known.
+func (s *Session) assignedURLs(h *handle) (plain, tls *string) {
+	if h.move == nil {
+		return nil, nil
+	}
+	broker := h.move.assigned[h.full]
+	if broker == "" {
+		return nil, nil
+	}
+	p, t, err := s.sh.cfg.Clusters().TagURL(s.sh.mappedCluster(h.full), "pulsar://"+broker)
+	if err != nil {
+		return nil, nil
+	}
+	return &p, &t
+}
+
+// settle counts a handle of an eviction as done.
+func (s *Session) settle(h *handle, unresolved bool) {
+	ev := h.move
+	h.move = nil
+	if h.producer {
+		ev.result.Producers++
+	} else {
+		ev.result.Consumers++
+	}
+	if unresolved {
+		ev.result.Unresolved++
+		s.sh.counters.Unresolved.Add(1)
+	}
+	ev.left--
+	if ev.left == 0 {
+		ev.done(ev.result)
+	}
+}
+
+func (c *Counters) countEvicted(h *handle) {
+	if h.producer {
+		c.EvictedProducers.Add(1)
+	} else {
+		c.EvictedConsumers.Add(1)
+	}
+}
+
+func closeCommand(h *handle, req uint64, plain, tls *string) *pulsarpb.BaseCommand {
+	if h.producer {
+		return command(codec.TypeCloseProducer, &pulsarpb.BaseCommand{CloseProducer: &pulsarpb.CommandCloseProducer{
+			ProducerId: &h.id, RequestId: &req, AssignedBrokerServiceUrl: plain, AssignedBrokerServiceUrlTls: tls,
+		}})
+	}
+	return command(codec.TypeCloseConsumer, &pulsarpb.BaseCommand{CloseConsumer: &pulsarpb.CommandCloseConsumer{
+		ConsumerId: &h.id, RequestId: &req, AssignedBrokerServiceUrl: plain, AssignedBrokerServiceUrlTls: tls,
+	}})
+}

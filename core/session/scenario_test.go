@@ -1,0 +1,504 @@
+package session
+
+import (
+	"encoding/binary"
+	"flag"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/encoding/prototext"
+	"google.golang.org/protobuf/reflect/protoreflect"
+
+	"pointsman/codec"
+	"pointsman/codec/pulsarpb"
+	"pointsman/core/cluster"
+	"pointsman/core/route"
+)
+
+var rewrite = flag.Bool("rewrite", false, "write what the scenarios do now into their files")
+
+// TestScenarios plays the conversations of testdata. A line at the margin is an event, the indented lines below it are
+// everything that the shard does about it. Each scenario is played twice: once with whole frames, once with every byte
+// handed over alone, which must come to the same bytes on every connection.
+//
+//	client c1                     a client connects
+//	c1> lookup_topic{...} +100    it sends a command, with 100 bytes behind it; several on one line with " ; "
+//	c1>part 20 send{...} +100     only the first 20 bytes of it; "c1>rest" sends the others
+//	c1>hex 00 ff                  it sends raw bytes
+//	d1 up | d1 closed eof         the first dial succeeds; the connection ends
+//	d1> connected{...}            the broker sends
+//	c1 closed reset
+//	tick 30s
+//	map TOPIC CLUSTER | rule SCOPE CLUSTER    the map changes (no eviction yet)
+//	evict TOPIC [FULL=BROKER ...] | review    as the watcher of the map would ask
+//	handles TOPIC                 prints the live handles
+//	ask lookup CLUSTER TOPIC      a question of the proxy's own
+func TestScenarios(t *testing.T) {
+	files, err := filepath.Glob("testdata/*.txt")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no scenarios: %v", err)
+	}
+	for _, file := range files {
+		t.Run(strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) {
+			raw, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			whole := play(t, string(raw), false)
+			if *rewrite {
+				if err := os.WriteFile(file, []byte(whole.transcript.String()), 0o644); err != nil {
+					t.Fatal(err)
+				}
+				return
+			}
+			if got := whole.transcript.String(); got != string(raw) {
+				t.Errorf("%s plays differently now (-rewrite writes it down; review the diff):\n%s", file, diffLines(string(raw), got))
+			}
+			cut := play(t, string(raw), true)
+			for name, want := range whole.sent {
+				if got := cut.sent[name]; string(got) != string(want) {
+					t.Errorf("%s got other bytes when frames were cut at every byte:\n%q\nwhole:\n%q", name, got, want)
+				}
+			}
+		})
+	}
+}
+
+// player is a shard with a script in front and a transcript behind.
+type player struct {
+	t          *testing.T
+	sh         *Shard
+	now        time.Time
+	table      *route.Table
+	cut        bool
+	transcript strings.Builder
+	names      map[Conn]string
+	endpoints  map[string]Endpoint
+	conns      map[string]Conn
+	rest       map[string][]byte // not consumed yet
+	later      map[string][]byte // the rest of what "part" began
+	held       map[string]bool
+	partial    map[string][]byte // written, not a whole frame yet
+	sent       map[string][]byte // everything written
+	clients    int
+	dials      int
+	lastConn   Conn
+}
+
+var scenarioStart = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+
+func newPlayer(t *testing.T, cut bool) *player {
+	p := &player{t: t, now: scenarioStart, table: route.Empty(), cut: cut, names: map[Conn]string{}, endpoints: map[string]Endpoint{},
+		conns: map[string]Conn{}, rest: map[string][]byte{}, held: map[string]bool{}, later: map[string][]byte{}, partial: map[string][]byte{}, sent: map[string][]byte{}}
+	set := testSet(t)
+	cfg := testConfig()
+	cfg.Table = func() *route.Table { return p.table }
+	cfg.Clusters = func() *cluster.Set { return set }
+	p.sh = NewShard(cfg, 0, 1)
+	return p
+}
+
+func testConfig() *Config {
+	return &Config{
+		ServerVersion: "Pointsman-test", DefaultCluster: "a", ClusterNames: []string{"a", "b"},
+		MaxFrame: codec.DefaultMaxFrame, ConnectTimeout: 10 * time.Second, HandshakeTimeout: 15 * time.Second, LookupTimeout: 20 * time.Second,
+		KeepAlive: 30 * time.Second, LookupsPerConnection: 3, LookupsPerCluster: 5, MaxHandles: 100,
+		ReceiptWait: 500 * time.Millisecond, EvictRate: 100, EvictBurst: 4,
+	}
+}
+
+// testSet has two clusters whose only brokers carry the same name (LK-01).
+func testSet(t testing.TB) *cluster.Set {
+	keys, err := cluster.NewTagKeys([]byte("0123456789abcdef0123456789abcdef"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	set, err := cluster.NewSet([]cluster.Config{
+		{Name: "a", ServiceURLs: []string{"pulsar://broker-0:6650"}, Resolve: map[string]string{"broker-0:6650": "10.0.0.1:6650", "broker-1:6650": "10.0.0.2:6650"}},
+		{Name: "b", ServiceURLs: []string{"pulsar://broker-0:6650"}, Resolve: map[string]string{"broker-0:6650": "10.0.1.1:6650"}},
+	}, keys)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return set
+}
+
+func play(t *testing.T, script string, cut bool) *player {
+	p := newPlayer(t, cut)
+	for n, line := range strings.Split(strings.TrimSuffix(script, "\n"), "\n") {
+		if strings.HasPrefix(line, "  ") {
+			continue
+		}
+		p.transcript.WriteString(line + "\n")
+		if line == "" || strings.HasPrefix(line, "#") {
+			continue
+		}
+		if err := p.step(line); err != nil {
+			t.Fatalf("line %d: %q: %v", n+1, line, err)
+		}
+	}
+	for name, bytes := range p.partial {
+		if len(bytes) > 0 {
+			p.note("%s is left with %d bytes of an unfinished frame", name, len(bytes))
+		}
+	}
+	return p
+}
+
+func (p *player) note(format string, args ...any) {
+	fmt.Fprintf(&p.transcript, "  "+format+"\n", args...)
+}
+
+func (p *player) step(line string) error {
+	if name, what, ok := strings.Cut(line, "> "); ok && !strings.Contains(name, " ") {
+		bytes, err := p.frames(what)
+		if err != nil {
+			return err
+		}
+		return p.deliver(name, bytes)
+	}
+	if name, what, ok := strings.Cut(line, ">part "); ok {
+		size, frames, _ := strings.Cut(what, " ")
+		n, err := strconv.Atoi(size)
+		if err != nil {
+			return err
+		}
+		bytes, err := p.frames(frames)
+		if err != nil {
+			return err
+		}
+		p.later[name] = bytes[n:]
+		return p.deliver(name, bytes[:n])
+	}
+	if name, ok := strings.CutSuffix(line, ">rest"); ok {
+		return p.deliver(name, p.later[name])
+	}
+	if name, what, ok := strings.Cut(line, ">hex "); ok && !strings.Contains(name, " ") {
+		var bytes []byte
+		for _, f := range strings.Fields(what) {
+			b, err := strconv.ParseUint(f, 16, 8)
+			if err != nil {
+				return err
+			}
+			bytes = append(bytes, byte(b))
+		}
+		return p.deliver(name, bytes)
+	}
+	words := strings.Fields(line)
+	switch words[0] {
+	case "client":
+		p.clients++
+		p.lastConn++
+		peer := netip.AddrPortFrom(netip.MustParseAddr("192.0.2.1"), uint16(40000+p.clients))
+		p.open(words[1], p.lastConn, p.sh.Accept(p.now, p.lastConn, 0, peer, netip.AddrPort{}))
+	case "tick":
+		d, err := time.ParseDuration(words[1])
+		if err != nil {
+			return err
+		}
+		p.now = p.now.Add(d)
+		p.sh.Tick(p.now)
+	case "map":
+		return p.change(func() (*route.Table, error) {
+			topic, err := route.ParseTopic(words[1])
+			if err != nil {
+				return nil, err
+			}
+			before, ok := p.table.Entry(topic.Base())
+			var old *route.Entry
+			if ok {
+				old = &before
+			}
+			e := route.Move(topic, old, p.table.Decide(topic, "a"), words[2], "")
+			return p.table.WithEntry(topic.Base(), &e)
+		})
+	case "rule":
+		return p.change(func() (*route.Table, error) {
+			r, err := route.SetRule(p.table, words[1], words[2], "", "a")
+			if err != nil {
+				return nil, err
+			}
+			return p.table.WithRule(words[1], &r)
+		})
+	case "evict":
+		assigned := map[string]string{}
+		for _, w := range words[2:] {
+			full, broker, _ := strings.Cut(w, "=")
+			assigned[full] = broker
+		}
+		p.sh.Evict(p.now, words[1], assigned, p.evicted)
+	case "review":
+		p.sh.Review(p.now, p.evicted)
+	case "drain":
+		p.sh.Drain(p.now, 1000)
+	case "handles":
+		n := p.sh.HandlesOf(words[1])
+		p.note("producers=%d consumers=%d", n.Producers, n.Consumers)
+	case "ask":
+		kind := RequestLookup
+		if words[1] == "partitions" {
+			kind = RequestPartitions
+		}
+		p.sh.Ask(p.now, kind, words[2], words[3], func(a Answer) {
+			p.note("answer failed=%v %s broker=%s partitions=%d", a.Failed(), a.Text, a.Broker, a.Command.GetPartitionMetadataResponse().GetPartitions())
+		})
+	default:
+		return p.connectionEvent(words)
+	}
+	p.perform()
+	return nil
+}
+
+func (p *player) evicted(e Evicted) {
+	p.note("evicted producers=%d consumers=%d unresolved=%d", e.Producers, e.Consumers, e.Unresolved)
+}
+
+func (p *player) change(f func() (*route.Table, error)) error {
+	table, err := f()
+	if err == nil {
+		p.table = table
+	}
+	return err
+}
+
+var netReasons = map[string]NetReason{"eof": NetEOF, "reset": NetReset, "refused": NetDialFailed, "timeout": NetDialTimeout, "denied": NetDialDenied, "unresolved": NetResolve, "stalled": NetWriteStalled}
+
+func (p *player) connectionEvent(words []string) error {
+	name := words[0]
+	ep := p.endpoints[name]
+	if ep == nil {
+		return fmt.Errorf("no connection %s", name)
+	}
+	switch words[1] {
+	case "up":
+		p.lastConn++
+		p.open(name, p.lastConn, ep)
+		ep.Dialed(p.now, p.lastConn)
+	case "closed":
+		reason, ok := netReasons[words[2]]
+		if !ok {
+			return fmt.Errorf("unknown reason %s", words[2])
+		}
+		delete(p.endpoints, name)
+		ep.Closed(p.now, reason, nil)
+	case "paused", "resumed":
+		ep.ReadPaused(p.now, words[1] == "paused")
+	default:
+		return fmt.Errorf("unknown event")
+	}
+	p.perform()
+	return nil
+}
+
+func (p *player) open(name string, c Conn, ep Endpoint) {
+	p.names[c], p.endpoints[name], p.conns[name] = name, ep, c
+}
+
+// deliver hands bytes over as the loop does: with what was not consumed before in front.
+func (p *player) deliver(name string, bytes []byte) error {
+	if p.endpoints[name] == nil {
+		return fmt.Errorf("no connection %s", name)
+	}
+	if !p.cut {
+		p.rest[name] = append(p.rest[name], bytes...)
+		p.hand(name)
+		return nil
+	}
+	for _, b := range bytes {
+		p.rest[name] = append(p.rest[name], b)
+		p.hand(name)
+	}
+	return nil
+}
+
+func (p *player) hand(name string) {
+	for ep := p.endpoints[name]; ep != nil && !p.held[name] && len(p.rest[name]) > 0; {
+		view := append([]byte(nil), p.rest[name]...)
+		n := ep.Data(p.now, view)
+		p.rest[name] = p.rest[name][n:]
+		p.perform()
+		for i := range view {
+			view[i] = 0xdb // a view kept beyond its lifetime shows
+		}
+		if n == 0 || p.endpoints[name] != ep {
+			return
+		}
+	}
+}
+
+func (p *player) perform() {
+	for len(p.sh.ops) > 0 {
+		ops := append([]Op(nil), p.sh.ops...)
+		var resumed []string
+		for _, op := range ops {
+			name := p.names[op.Conn]
+			switch op.Kind {
+			case OpWrite:
+				p.written(name, op.Data)
+			case OpDial:
+				p.dials++
+				name := fmt.Sprintf("d%d", p.dials)
+				p.endpoints[name] = op.Endpoint
+				p.note("%s dial %s", name, op.Addr)
+			case OpClose:
+				p.note("close %s", name)
+				delete(p.endpoints, name)
+			case OpPause:
+				p.held[name] = true
+				p.note("pause %s", name)
+			case OpResume:
+				p.held[name] = false
+				p.note("resume %s", name)
+				resumed = append(resumed, name)
+			case OpReport:
+				p.note("%s", reportLine(op.Report))
+			}
+		}
+		p.sh.ops = p.sh.ops[:0]
+		for _, name := range resumed {
+			p.hand(name)
+		}
+	}
+}
+
+func reportLine(r *Report) string {
+	switch r.Event {
+	case EventClosed:
+		return fmt.Sprintf("! closed %s: %s", r.Cause, r.Text)
+	case EventRefused:
+		return fmt.Sprintf("! refused %s", r.Refusal)
+	case EventUpstream:
+		return fmt.Sprintf("! upstream %s/%s %s", r.Cluster, r.Broker, r.Text)
+	default:
+		return fmt.Sprintf("! %s %s", r.Event, r.Text)
+	}
+}
+
+// written prints the frames that are complete now.
+func (p *player) written(name string, data []byte) {
+	p.sent[name] = append(p.sent[name], data...)
+	buf := append(p.partial[name], data...)
+	for len(buf) >= 4 {
+		size := int(binary.BigEndian.Uint32(buf)) + 4
+		if len(buf) < size {
+			break
+		}
+		p.note("%s< %s", name, printFrame(buf[:size]))
+		buf = buf[size:]
+	}
+	p.partial[name] = append([]byte(nil), buf...)
+}
+
+func printFrame(frame []byte) string {
+	h, ok, err := codec.ParseHead(frame, 64<<20)
+	if !ok {
+		return fmt.Sprintf("unreadable frame of %d bytes: %v", len(frame), err)
+	}
+	var cmd pulsarpb.BaseCommand
+	if err := codec.Parse(&cmd, frame, h); err != nil {
+		return err.Error()
+	}
+	text := h.Type.String()
+	cmd.ProtoReflect().Range(func(f protoreflect.FieldDescriptor, v protoreflect.Value) bool {
+		if f.Message() != nil {
+			text = string(f.Name()) + printMessage(v.Message())
+		}
+		return true
+	})
+	if extra := h.Size - h.CmdEnd; extra > 0 {
+		text += fmt.Sprintf(" +%d", extra)
+	}
+	return text
+}
+
+// printMessage is deterministic, which the library's own text form is not.
+func printMessage(m protoreflect.Message) string {
+	var parts []string
+	fields := m.Descriptor().Fields()
+	for i := range fields.Len() {
+		f := fields.Get(i)
+		if !m.Has(f) {
+			continue
+		}
+		v := m.Get(f)
+		switch {
+		case f.IsList():
+			parts = append(parts, fmt.Sprintf("%s:%d entries", f.Name(), v.List().Len()))
+		case f.Message() != nil:
+			parts = append(parts, string(f.Name())+printMessage(v.Message()))
+		case f.Kind() == protoreflect.StringKind:
+			parts = append(parts, fmt.Sprintf("%s:%q", f.Name(), v.String()))
+		default:
+			parts = append(parts, fmt.Sprintf("%s:%v", f.Name(), v.Interface()))
+		}
+	}
+	if n := len(m.GetUnknown()); n > 0 {
+		parts = append(parts, fmt.Sprintf("unknown:%d bytes", n))
+	}
+	return "{" + strings.Join(parts, " ") + "}"
+}
+
+// frames parses "send{producer_id:1 sequence_id:0} +100 ; ping{}". TAG(a,broker-0:6650) becomes the tagged address.
+func (p *player) frames(text string) ([]byte, error) {
+	var out []byte
+	for _, one := range strings.Split(text, " ; ") {
+		extra := 0
+		if body, n, ok := strings.Cut(one, "} +"); ok {
+			var err error
+			if extra, err = strconv.Atoi(strings.TrimSpace(n)); err != nil {
+				return nil, err
+			}
+			one = body + "}"
+		}
+		for {
+			before, after, ok := strings.Cut(one, "TAG(")
+			if !ok {
+				break
+			}
+			arg, after, _ := strings.Cut(after, ")")
+			name, broker, _ := strings.Cut(arg, ",")
+			one = before + p.sh.cfg.Clusters().Tag(name, broker) + after
+		}
+		var cmd pulsarpb.BaseCommand
+		if err := (prototext.UnmarshalOptions{AllowPartial: true}).Unmarshal([]byte(one), &cmd); err != nil {
+			return nil, err
+		}
+		cmd.ProtoReflect().Range(func(f protoreflect.FieldDescriptor, v protoreflect.Value) bool {
+			if f.Message() != nil {
+				command(codec.Type(f.Number()), &cmd)
+			}
+			return true
+		})
+		frame := codec.AppendCommand(nil, &cmd)
+		for i := range extra {
+			frame = append(frame, byte(i))
+		}
+		binary.BigEndian.PutUint32(frame, uint32(len(frame)-4))
+		out = append(out, frame...)
+	}
+	return out, nil
+}
+
+// diffLines shows the first lines that differ.
+func diffLines(want, got string) string {
+	w, g := strings.Split(want, "\n"), strings.Split(got, "\n")
+	for i := range max(len(w), len(g)) {
+		a, b := "(end)", "(end)"
+		if i < len(w) {
+			a = w[i]
+		}
+		if i < len(g) {
+			b = g[i]
+		}
+		if a != b {
+			return fmt.Sprintf("line %d\n-%s\n+%s", i+1, a, b)
+		}
+	}
+	return ""
+}

@@ -1,0 +1,362 @@
+package session
+
+import (
+	"fmt"
+	"time"
+
+	"pointsman/codec"
+	"pointsman/codec/pulsarpb"
+	"pointsman/core/route"
+)
+
+// handleState is how a producer or consumer is doing.
+type handleState uint8
+
+const (
+	handleCreating handleState = iota // the broker has not answered yet
+	handleLive
+	handleEvicting // a producer whose SENDs are dropped, while receipts of forwarded ones are still delivered
+	handleEvicted  // the client and the broker were told; frames of the id are dropped both ways
+)
+
+// handle is one producer or consumer of a session. Loop-owned.
+type handle struct {
+	s        *Session
+	leg      *leg
+	id       uint64
+	producer bool
+	state    handleState
+	topic    *topicHandles // nil once it is out of the index
+	pos      int           // in topic.list
+	full     string        // canonical topic name with partition suffix
+	req      uint64        // of its creation
+	epoch    uint64        // of the map when it was created
+
+	outstanding int       // SENDs forwarded without receipt or error
+	overdue     time.Time // evicting: when it stops waiting for receipts
+	move        *eviction // evicting: who counts it
+	closed      bool      // the broker has answered our own CLOSE
+	since       time.Time // evicted: when
+}
+
+// pendingRequest is a request whose answer the session has to see.
+type pendingRequest struct {
+	kind pendingKind
+	h    *handle
+}
+
+type pendingKind uint8
+
+const (
+	pendingCreate      pendingKind = iota
+	pendingUnsubscribe             // the client's, forwarded
+	pendingClose                   // our own, its answer is swallowed
+	pendingOrphan                  // a creation that was refused meanwhile: its late answer is swallowed
+)
+
+// producer finds a producer by id; most frames are about the one before.
+func (s *Session) producer(id uint64) *handle {
+	if p := s.lastP; p != nil && p.id == id {
+		return p
+	}
+	p := s.producers[id]
+	if p != nil {
+		s.lastP = p
+	}
+	return p
+}
+
+func (s *Session) consumer(id uint64) *handle {
+	if c := s.lastC; c != nil && c.id == id {
+		return c
+	}
+	c := s.consumers[id]
+	if c != nil {
+		s.lastC = c
+	}
+	return c
+}
+
+// admit decides whether a PRODUCER or SUBSCRIBE may go to the leg: the map rules, whatever the client remembers.
+func (s *Session) admit(name string, req, id uint64, producer bool) (h *handle, ok bool) {
+	topic, err := route.ParseTopic(name)
+	if err != nil {
+		s.deny(RefusedTopicName, req, codec.ErrorInvalidTopicName, name, err.Error())
+		return nil, false
+	}
+	d := s.sh.cfg.Table().Decide(topic, s.sh.cfg.DefaultCluster)
+	if d.Cluster != s.leg.cluster {
+		s.deny(RefusedWrongCluster, req, codec.ErrorServiceNotReady, name,
+			fmt.Sprintf("topic %s is mapped to cluster %q (epoch %d), this connection leads to cluster %q: look the topic up again", name, d.Cluster, d.Epoch, s.leg.cluster))
+		return nil, false
+	}
+	handles := &s.consumers
+	if producer {
+		handles = &s.producers
+	}
+	if old := (*handles)[id]; old != nil {
+		if old.state == handleEvicted && !old.closed {
+			// The broker would answer for the old one.
+			s.deny(RefusedClosing, req, codec.ErrorServiceNotReady, name, fmt.Sprintf("the broker has not closed the evicted predecessor of id %d yet: try again", id))
+			return nil, false
+		}
+		s.remove(old)
+	}
+	if len(s.producers)+len(s.consumers) >= s.sh.cfg.MaxHandles {
+		s.deny(RefusedTooManyHandles, req, codec.ErrorNotAllowed, name, fmt.Sprintf("this connection has %d producers and consumers, the limit of the proxy", s.sh.cfg.MaxHandles))
+		return nil, false
+	}
+	h = &handle{s: s, leg: s.leg, id: id, producer: producer, full: topic.Full(), req: req, epoch: d.Epoch}
+	if *handles == nil {
+		*handles = make(map[uint64]*handle)
+	}
+	(*handles)[id] = h
+	s.expect(req, pendingCreate, h)
+	s.sh.addToIndex(h, topic.Base())
+	return h, true
+}
+
+func (s *Session) expect(req uint64, kind pendingKind, h *handle) {
+	if s.pending == nil {
+		s.pending = make(map[uint64]pendingRequest)
+	}
+	s.pending[req] = pendingRequest{kind, h}
+}
+
+// epochShift is where the map's epoch sits in a topic_epoch that clients see.
+const epochShift = 44
+
+func (s *Session) handleProducer(frame []byte, cmd *pulsarpb.BaseCommand) verdict {
+	p := cmd.GetProducer()
+	if p == nil {
+		return forward
+	}
+	h, ok := s.admit(p.GetTopic(), p.GetRequestId(), p.GetProducerId(), true)
+	if !ok {
+		return replace
+	}
+	if p.TopicEpoch == nil || h.epoch == 0 {
+		return forward
+	}
+	// A topic_epoch is a cluster's own count: one that comes from the cluster before the move is left out, or B
+	// answers that the topic epoch has already moved. The map's epoch in its upper bits tells.
+	if p.GetTopicEpoch()>>epochShift == h.epoch {
+		real := p.GetTopicEpoch() & (1<<epochShift - 1)
+		p.TopicEpoch = &real
+	} else {
+		p.TopicEpoch = nil
+	}
+	s.leg.send(s.sh.encode(cmd))
+	return replace
+}
+
+func (s *Session) handleSubscribe(frame []byte, cmd *pulsarpb.BaseCommand) verdict {
+	c := cmd.GetSubscribe()
+	if c == nil {
+		return forward
+	}
+	if _, ok := s.admit(c.GetTopic(), c.GetRequestId(), c.GetConsumerId(), false); !ok {
+		return replace
+	}
+	return forward
+}
+
+func (s *Session) handleCloseProducer(now time.Time, c *pulsarpb.CommandCloseProducer) verdict {
+	h := s.producers[c.GetProducerId()]
+	if h == nil {
+		return forward
+	}
+	return s.handleClientClose(now, h, c.GetRequestId())
+}
+
+func (s *Session) handleCloseConsumer(now time.Time, c *pulsarpb.CommandCloseConsumer) verdict {
+	h := s.consumers[c.GetConsumerId()]
+	if h == nil {
+		return forward
+	}
+	return s.handleClientClose(now, h, c.GetRequestId())
+}
+
+func (s *Session) handleClientClose(now time.Time, h *handle, req uint64) verdict {
+	switch h.state {
+	case handleEvicting:
+		s.finish(now, h, false)
+		fallthrough
+	case handleEvicted:
+		s.sendCommand(successCommand(req))
+		return replace
+	}
+	s.remove(h)
+	return forward
+}
+
+// handleConsumerRequest looks at requests about a consumer. Those of an evicted one are answered here, or the client
+// would wait for its timeout.
+func (s *Session) handleConsumerRequest(t codec.Type, cmd *pulsarpb.BaseCommand) verdict {
+	var id, req uint64
+	switch t {
+	case codec.TypeAck:
+		id, req = cmd.GetAck().GetConsumerId(), cmd.GetAck().GetRequestId()
+	case codec.TypeSeek:
+		id, req = cmd.GetSeek().GetConsumerId(), cmd.GetSeek().GetRequestId()
+	case codec.TypeUnsubscribe:
+		id, req = cmd.GetUnsubscribe().GetConsumerId(), cmd.GetUnsubscribe().GetRequestId()
+	case codec.TypeGetLastMessageID:
+		id, req = cmd.GetGetLastMessageId().GetConsumerId(), cmd.GetGetLastMessageId().GetRequestId()
+	case codec.TypeConsumerStats:
+		id, req = cmd.GetConsumerStats().GetConsumerId(), cmd.GetConsumerStats().GetRequestId()
+	}
+	h := s.consumers[id]
+	if h == nil || h.state != handleEvicted {
+		if h != nil && t == codec.TypeUnsubscribe {
+			s.expect(req, pendingUnsubscribe, h)
+		}
+		return forward
+	}
+	s.sh.counters.DroppedFrames.Add(1)
+	text := fmt.Sprintf("topic %s has moved to another cluster, consumer %d was closed", h.full, id)
+	if t != codec.TypeAck {
+		s.deny(RefusedMoved, req, codec.ErrorServiceNotReady, h.full, text)
+		return replace
+	}
+	if cmd.Ack.RequestId != nil {
+		code := int32(codec.ErrorServiceNotReady)
+		text = s.say(text)
+		s.noteRefusal(RefusedMoved, h.full, text)
+		s.sendCommand(command(codec.TypeAckResponse, &pulsarpb.BaseCommand{AckResponse: &pulsarpb.CommandAckResponse{
+			ConsumerId: &id, RequestId: &req, Error: &code, Message: &text,
+		}}))
+	}
+	return replace
+}
+
+// handleAnswer takes a broker's answer to a request that the session waits for.
+func (l *leg) handleAnswer(frame []byte, head codec.Head, req uint64, p pendingRequest) verdict {
+	s := l.s
+	failed := head.Type == codec.TypeError
+	switch p.kind {
+	case pendingClose:
+		p.h.closed = true
+		delete(s.pending, req)
+		return replace
+	case pendingOrphan:
+		delete(s.pending, req)
+		return replace
+	case pendingUnsubscribe:
+		delete(s.pending, req)
+		if !failed {
+			s.remove(p.h)
+		}
+		return forward
+	}
+	if failed {
+		delete(s.pending, req)
+		s.remove(p.h)
+		return forward
+	}
+	if head.Type != codec.TypeProducerSuccess {
+		delete(s.pending, req)
+		p.h.state = handleLive
+		return forward
+	}
+	var cmd pulsarpb.BaseCommand
+	if err := codec.Parse(&cmd, frame, head); err != nil || cmd.ProducerSuccess == nil {
+		return forward
+	}
+	success := cmd.ProducerSuccess
+	if success.GetProducerReady() { // otherwise the client waits for exclusive access; a second answer follows
+		delete(s.pending, req)
+		p.h.state = handleLive
+	}
+	if success.TopicEpoch == nil || p.h.epoch == 0 {
+		return forward
+	}
+	shown := success.GetTopicEpoch()&(1<<epochShift-1) | p.h.epoch<<epochShift
+	success.TopicEpoch = &shown
+	s.send(s.sh.encode(&cmd))
+	return replace
+}
+
+// handleBrokerClosedProducer relays the broker's own CLOSE_PRODUCER, with the address that it suggests made ours.
+func (l *leg) handleBrokerClosedProducer(cmd *pulsarpb.BaseCommand) {
+	c := cmd.GetCloseProducer()
+	h := l.s.producers[c.GetProducerId()]
+	if h != nil && h.state == handleEvicted {
+		return // the client was told already
+	}
+	c.AssignedBrokerServiceUrl, c.AssignedBrokerServiceUrlTls = l.rewriteAssigned(h, c.GetAssignedBrokerServiceUrl(), c.GetAssignedBrokerServiceUrlTls())
+	l.brokerClosed(h, cmd)
+}
+
+func (l *leg) handleBrokerClosedConsumer(cmd *pulsarpb.BaseCommand) {
+	c := cmd.GetCloseConsumer()
+	h := l.s.consumers[c.GetConsumerId()]
+	if h != nil && h.state == handleEvicted {
+		return
+	}
+	c.AssignedBrokerServiceUrl, c.AssignedBrokerServiceUrlTls = l.rewriteAssigned(h, c.GetAssignedBrokerServiceUrl(), c.GetAssignedBrokerServiceUrlTls())
+	l.brokerClosed(h, cmd)
+}
+
+func (l *leg) brokerClosed(h *handle, cmd *pulsarpb.BaseCommand) {
+	if h != nil {
+		l.s.remove(h)
+	}
+	l.s.sendCommand(cmd)
+}
+
+// rewriteAssigned turns a broker's own addresses into tagged ones. Nothing is suggested when the topic is no longer
+// mapped to the broker's cluster: the client has to ask.
+func (l *leg) rewriteAssigned(h *handle, plain, tls string) (*string, *string) {
+	url := plain
+	if url == "" {
+		url = tls
+	}
+	if url == "" || h == nil || l.s.sh.mappedCluster(h.full) != l.cluster {
+		return nil, nil
+	}
+	newPlain, newTLS, err := l.s.sh.cfg.Clusters().TagURL(l.cluster, url)
+	if err != nil {
+		return nil, nil
+	}
+	return &newPlain, &newTLS
+}
+
+// handleMigrated turns a TOPIC_MIGRATED, which would lead the client around the proxy, into a plain close: the next lookup asks the map.
+func (l *leg) handleMigrated(now time.Time, m *pulsarpb.CommandTopicMigrated) {
+	s := l.s
+	if m.GetResourceType() == 0 {
+		h := s.producers[m.GetResourceId()]
+		if h != nil && h.state != handleEvicted {
+			s.startEviction(now, h)
+		}
+		return
+	}
+	if h := s.consumers[m.GetResourceId()]; h != nil && h.state != handleEvicted {
+		s.startEviction(now, h)
+	}
+}
+
+// remove forgets a handle.
+func (s *Session) remove(h *handle) {
+	s.unindex(h)
+	switch h.state {
+	case handleEvicting:
+		s.awaiting--
+	case handleEvicted:
+		s.evicted--
+	}
+	if s.lastP == h {
+		s.lastP = nil
+	}
+	if s.lastC == h {
+		s.lastC = nil
+	}
+	handles := s.consumers
+	if h.producer {
+		handles = s.producers
+	}
+	if handles[h.id] == h {
+		delete(handles, h.id)
+	}
+}

@@ -1,0 +1,163 @@
+package session
+
+import (
+	"fmt"
+	"time"
+
+	"pointsman/codec"
+	"pointsman/codec/pulsarpb"
+	"pointsman/core/route"
+)
+
+// handleRequest takes a command of a connection without a target.
+func (s *Session) handleRequest(now time.Time, frame []byte, h codec.Head) {
+	switch h.Type {
+	case codec.TypeLookup, codec.TypePartitionedMetadata, codec.TypeGetTopicsOfNamespace, codec.TypeGetSchema:
+		var cmd pulsarpb.BaseCommand
+		if err := codec.Parse(&cmd, frame, h); err != nil {
+			s.closeMalformed(now, err)
+			return
+		}
+		s.handleQuestion(now, &cmd)
+	case codec.TypeProducer, codec.TypeSubscribe:
+		var cmd pulsarpb.BaseCommand
+		if err := codec.Parse(&cmd, frame, h); err != nil {
+			s.closeMalformed(now, err)
+			return
+		}
+		req, topic := cmd.GetProducer().GetRequestId(), cmd.GetProducer().GetTopic()
+		if h.Type == codec.TypeSubscribe {
+			req, topic = cmd.GetSubscribe().GetRequestId(), cmd.GetSubscribe().GetTopic()
+		}
+		s.deny(RefusedUnsupported, req, codec.ErrorNotAllowed, topic,
+			fmt.Sprintf("%s on a connection for lookups: connect with the proxy_to_broker_url that a LOOKUP of %s answers", h.Type, topic))
+	case codec.TypeAuthResponse:
+		// No challenge of ours is open; nothing waits for it.
+	default:
+		// Field 1 of a request is its id. A command without one expects no answer.
+		if id, found, _, err := codec.ParseID(frame, h); found && err == nil {
+			s.deny(RefusedUnsupported, id, codec.ErrorNotAllowed, "", fmt.Sprintf("%s is not supported on a connection for lookups", h.Type))
+			return
+		}
+		s.noteRefusal(RefusedUnsupported, "", fmt.Sprintf("%s ignored on a connection for lookups", h.Type))
+	}
+}
+
+// handleQuestion asks the mapped cluster what the client asks.
+func (s *Session) handleQuestion(now time.Time, cmd *pulsarpb.BaseCommand) {
+	q := &question{ident: s.ident, cmd: cmd}
+	var req uint64
+	var err error
+	switch codec.Type(cmd.GetType()) {
+	case codec.TypeLookup:
+		m := cmd.LookupTopic
+		q.kind, q.topic, req = RequestLookup, m.GetTopic(), m.GetRequestId()
+		if m.GetAdvertisedListenerName() == "" {
+			m.AdvertisedListenerName = nil // some clients send an empty one, and brokers then pick the wrong listener
+		}
+		m.OriginalPrincipal, m.OriginalAuthData, m.OriginalAuthMethod = nil, nil, nil
+	case codec.TypePartitionedMetadata:
+		m := cmd.PartitionMetadata
+		q.kind, q.topic, req = RequestPartitions, m.GetTopic(), m.GetRequestId()
+		m.OriginalPrincipal, m.OriginalAuthData, m.OriginalAuthMethod = nil, nil, nil
+	case codec.TypeGetSchema:
+		q.kind, q.topic, req = RequestSchema, cmd.GetGetSchema().GetTopic(), cmd.GetGetSchema().GetRequestId()
+	default:
+		q.kind, q.topic, req = RequestTopics, cmd.GetGetTopicsOfNamespace().GetNamespace(), cmd.GetGetTopicsOfNamespace().GetRequestId()
+	}
+	s.sh.counters.Requests[q.kind].Add(1)
+
+	var d route.Decision
+	table := s.sh.cfg.Table()
+	if q.kind == RequestTopics {
+		var scope string
+		if scope, err = route.ParseScope(q.topic); err == nil {
+			d = table.DecideScope(scope, s.sh.cfg.DefaultCluster)
+		}
+	} else {
+		var topic route.Topic
+		if topic, err = route.ParseTopic(q.topic); err == nil {
+			d = table.Decide(topic, s.sh.cfg.DefaultCluster)
+		}
+	}
+	s.inflight++
+	w := waiter{s: s, req: req}
+	switch {
+	case err != nil:
+		s.answer(now, q, w, failure(RefusedTopicName, codec.ErrorInvalidTopicName, err.Error()))
+	case d.Cluster == "":
+		s.answer(now, q, w, failure(RefusedUnmapped, codec.ErrorMetadata,
+			fmt.Sprintf("%s is mapped to no cluster and there is no default: set a route for it, its namespace or its tenant, or default_cluster", q.topic)))
+	default:
+		q.cluster = d.Cluster
+		s.sh.pool.ask(now, q, w)
+	}
+	if s.state != stateClosed && s.inflight >= s.sh.cfg.LookupsPerConnection {
+		s.hold()
+	}
+}
+
+// answer gives a client the answer to one of its requests, in the type of response that belongs to it.
+func (s *Session) answer(now time.Time, q *question, w waiter, a Answer) {
+	if s.state == stateClosed {
+		return
+	}
+	s.inflight--
+	if a.Failed() {
+		if a.Refusal != notRefused {
+			s.noteRefusal(a.Refusal, q.topic, a.Text)
+			a.Text = s.say(a.Text)
+		}
+		s.sendCommand(failedResponse(q.kind, w.req, a.Code, a.Text))
+	} else {
+		s.sendCommand(s.sh.response(q, w.req, a))
+	}
+	if s.held && s.inflight <= s.sh.cfg.LookupsPerConnection/2 {
+		s.release(now)
+	}
+}
+
+// response is the cluster's answer under the client's request id, every field that we do not know included.
+func (sh *Shard) response(q *question, req uint64, a Answer) *pulsarpb.BaseCommand {
+	cmd := a.Command
+	switch q.kind {
+	case RequestLookup:
+		r := cmd.LookupTopicResponse
+		tagged := a.Tagged
+		yes := true
+		plain, tls := "pulsar://"+tagged, "pulsar+ssl://"+tagged
+		r.BrokerServiceUrl, r.BrokerServiceUrlTls = &plain, &tls
+		r.ProxyThroughServiceUrl, r.Authoritative, r.RequestId = &yes, &yes, &req
+	case RequestPartitions:
+		cmd.PartitionMetadataResponse.RequestId = &req
+	case RequestTopics:
+		cmd.GetTopicsOfNamespaceResponse.RequestId = &req
+	default:
+		cmd.GetSchemaResponse.RequestId = &req
+	}
+	return cmd
+}
+
+// failedResponse is an error in the type of response that the request expects: an error of another type would leave
+// some clients waiting, or close their connection.
+func failedResponse(kind RequestKind, req uint64, code codec.ServerError, text string) *pulsarpb.BaseCommand {
+	c := int32(code)
+	switch kind {
+	case RequestLookup:
+		failed := codec.LookupFailed
+		return command(codec.TypeLookupResponse, &pulsarpb.BaseCommand{LookupTopicResponse: &pulsarpb.CommandLookupTopicResponse{
+			RequestId: &req, Response: &failed, Error: &c, Message: &text,
+		}})
+	case RequestPartitions:
+		failed := codec.MetadataFailed
+		return command(codec.TypePartitionedMetadataResp, &pulsarpb.BaseCommand{PartitionMetadataResponse: &pulsarpb.CommandPartitionedTopicMetadataResponse{
+			RequestId: &req, Response: &failed, Error: &c, Message: &text,
+		}})
+	case RequestSchema:
+		return command(codec.TypeGetSchemaResponse, &pulsarpb.BaseCommand{GetSchemaResponse: &pulsarpb.CommandGetSchemaResponse{
+			RequestId: &req, ErrorCode: &c, ErrorMessage: &text,
+		}})
+	default:
+		return errorCommand(req, code, text)
+	}
+}

@@ -1,0 +1,320 @@
+package session
+
+import (
+	"time"
+
+	"pointsman/codec"
+	"pointsman/codec/pulsarpb"
+)
+
+// verdict is what becomes of a frame.
+type verdict uint8
+
+const (
+	forward verdict = iota // as it is
+	drop                   // thrown away
+	replace                // handled here; the whole frame is in the buffer
+	more                   // cannot be judged yet
+	stop                   // not now (held) or never (closed)
+)
+
+// relayUp moves frames from the client to its leg. Frames are never collected: a SEND is judged by its first bytes and
+// streamed, and a run of frames that go on goes out as one view of src.
+func (s *Session) relayUp(now time.Time, src []byte) (pos int) {
+	run := 0 // src[run:pos] goes to upLeg and was not written yet
+	if !s.up.busy() {
+		s.upLeg = s.leg
+	}
+	for pos < len(src) && !s.held {
+		if s.up.left > 0 {
+			n := min(s.up.left, len(src)-pos)
+			s.up.left -= n
+			pos += n
+			if s.up.drop {
+				run = pos
+			} else if s.up.left == 0 && len(s.upLeg.deferred) > 0 {
+				s.sh.write(s.upLeg.conn, src[run:pos], true)
+				run = pos
+				s.upLeg.flushDeferred()
+			}
+			continue
+		}
+		frame := src[pos:]
+		h, ok, err := codec.ParseHead(frame, s.maxFrame)
+		if err != nil {
+			s.sh.write(s.upLeg.conn, src[run:pos], true)
+			s.closeMalformed(now, err)
+			return len(src)
+		}
+		if !ok {
+			break
+		}
+		v := s.judgeSend(frame, h)
+		if v == replace { // not a frame of the fast path
+			s.sh.write(s.upLeg.conn, src[run:pos], true)
+			run = pos
+			v = s.judgeUp(now, frame, h)
+			if s.state == stateClosed {
+				return len(src)
+			}
+		}
+		if v == more || v == stop {
+			break
+		}
+		s.sh.counters.ClientFrames.Add(1)
+		switch v {
+		case forward:
+			s.up = stream{left: h.Size}
+		case drop:
+			s.sh.write(s.upLeg.conn, src[run:pos], true)
+			s.sh.counters.DroppedFrames.Add(1)
+			s.up = stream{left: h.Size, drop: true}
+		case replace:
+			pos += h.Size
+			run = pos
+		}
+	}
+	s.sh.write(s.upLeg.conn, src[run:pos], true)
+	return pos
+}
+
+// judgeSend is the fast path of relayUp: SEND, ACK and FLOW. It answers replace for everything else.
+func (s *Session) judgeSend(frame []byte, h codec.Head) verdict {
+	switch h.Type {
+	case codec.TypeSend:
+		id, found, ok, _ := codec.ParseID(frame, h)
+		if !ok {
+			return more
+		}
+		p := s.producer(id)
+		if p == nil || !found {
+			return forward // the broker knows what to say
+		}
+		if p.state >= handleEvicting {
+			return drop
+		}
+		p.outstanding++
+		return forward
+	case codec.TypeAck, codec.TypeFlow, codec.TypeRedeliver:
+		id, found, ok, _ := codec.ParseID(frame, h)
+		if !ok {
+			return more
+		}
+		if found {
+			if c := s.consumer(id); c != nil && c.state == handleEvicted {
+				if h.Type == codec.TypeAck {
+					return replace // it may want an answer
+				}
+				return drop
+			}
+		}
+		return forward
+	}
+	return replace
+}
+
+// judgeUp looks at the rarer frames of a client. It answers replace only for a frame that is whole.
+func (s *Session) judgeUp(now time.Time, frame []byte, h codec.Head) verdict {
+	switch h.Type {
+	case codec.TypeProducer, codec.TypeSubscribe, codec.TypeCloseProducer, codec.TypeCloseConsumer, codec.TypeAck,
+		codec.TypeSeek, codec.TypeUnsubscribe, codec.TypeGetLastMessageID, codec.TypeConsumerStats,
+		codec.TypeLookup, codec.TypePartitionedMetadata, codec.TypeGetTopicsOfNamespace, codec.TypeGetSchema,
+		codec.TypePing, codec.TypePong, codec.TypeConnect:
+		if len(frame) < h.Size {
+			return more
+		}
+		frame = frame[:h.Size]
+	default:
+		return forward // streamed, whatever it is
+	}
+	switch h.Type {
+	case codec.TypePing:
+		s.send(pongFrame)
+		return replace
+	case codec.TypePong:
+		return replace
+	case codec.TypeConnect:
+		s.close(now, CauseClientProtocol, "a second CONNECT")
+		return stop
+	}
+	var cmd pulsarpb.BaseCommand
+	if err := codec.Parse(&cmd, frame, h); err != nil {
+		s.closeMalformed(now, err)
+		return stop
+	}
+	switch h.Type {
+	case codec.TypeProducer:
+		return s.handleProducer(frame, &cmd)
+	case codec.TypeSubscribe:
+		return s.handleSubscribe(frame, &cmd)
+	case codec.TypeCloseProducer:
+		return s.handleCloseProducer(now, cmd.GetCloseProducer())
+	case codec.TypeCloseConsumer:
+		return s.handleCloseConsumer(now, cmd.GetCloseConsumer())
+	case codec.TypeLookup, codec.TypePartitionedMetadata, codec.TypeGetTopicsOfNamespace, codec.TypeGetSchema:
+		s.handleQuestion(now, &cmd)
+		if s.state == stateClosed {
+			return stop
+		}
+		return replace
+	default:
+		return s.handleConsumerRequest(h.Type, &cmd)
+	}
+}
+
+// relayDown moves frames from the leg to the client.
+func (l *leg) relayDown(now time.Time, src []byte) (pos int) {
+	s := l.s
+	run := 0
+	for pos < len(src) {
+		if l.down.left > 0 {
+			n := min(l.down.left, len(src)-pos)
+			l.down.left -= n
+			pos += n
+			if l.down.drop {
+				run = pos
+			} else if l.down.left == 0 && len(s.deferred) > 0 {
+				s.sh.write(s.conn, src[run:pos], true)
+				run = pos
+				s.flushDeferred()
+			}
+			continue
+		}
+		frame := src[pos:]
+		h, ok, err := codec.ParseHead(frame, s.maxFrame)
+		if err != nil {
+			s.sh.write(s.conn, src[run:pos], true)
+			s.close(now, CauseBrokerFrame, err.Error())
+			return len(src)
+		}
+		if !ok {
+			break
+		}
+		v := l.judgeMessage(frame, h)
+		if v == replace {
+			s.sh.write(s.conn, src[run:pos], true)
+			run = pos
+			v = l.judgeDown(now, frame, h)
+			if s.state == stateClosed {
+				return len(src)
+			}
+		}
+		if v == more || v == stop {
+			break
+		}
+		s.sh.counters.BrokerFrames.Add(1)
+		switch v {
+		case forward:
+			l.down = stream{left: h.Size}
+		case drop:
+			s.sh.write(s.conn, src[run:pos], true)
+			s.sh.counters.DroppedFrames.Add(1)
+			l.down = stream{left: h.Size, drop: true}
+		case replace:
+			pos += h.Size
+			run = pos
+		}
+	}
+	s.sh.write(s.conn, src[run:pos], true)
+	return pos
+}
+
+// judgeMessage is the fast path of relayDown: MESSAGE and SEND_RECEIPT. It answers replace for everything else, and for
+// a receipt that an eviction waits for.
+func (l *leg) judgeMessage(frame []byte, h codec.Head) verdict {
+	switch h.Type {
+	case codec.TypeMessage:
+		id, found, ok, _ := codec.ParseID(frame, h)
+		if !ok {
+			return more
+		}
+		if c := l.s.consumer(id); found && c != nil && c.state == handleEvicted {
+			return drop
+		}
+		return forward
+	case codec.TypeSendReceipt, codec.TypeSendError:
+		id, found, ok, _ := codec.ParseID(frame, h)
+		if !ok {
+			return more
+		}
+		p := l.s.producer(id)
+		if p == nil || !found {
+			return forward
+		}
+		switch p.state {
+		case handleEvicting:
+			return replace
+		case handleEvicted:
+			return drop
+		}
+		if p.outstanding > 0 {
+			p.outstanding--
+		}
+		return forward
+	}
+	return replace
+}
+
+// judgeDown looks at the rarer frames of a broker. It answers replace only for a frame that is whole.
+func (l *leg) judgeDown(now time.Time, frame []byte, h codec.Head) verdict {
+	s := l.s
+	switch h.Type {
+	case codec.TypeActiveConsumerChange, codec.TypeReachedEndOfTopic, codec.TypeAckResponse:
+		id, found, ok, _ := codec.ParseID(frame, h)
+		if !ok {
+			return more
+		}
+		if c := s.consumers[id]; found && c != nil && c.state == handleEvicted {
+			return drop
+		}
+		return forward
+	case codec.TypeSuccess, codec.TypeError, codec.TypeProducerSuccess:
+		id, found, ok, _ := codec.ParseID(frame, h)
+		if !ok {
+			return more
+		}
+		p, ours := s.pending[id]
+		if !found || !ours {
+			return forward
+		}
+		if len(frame) < h.Size {
+			return more
+		}
+		return l.handleAnswer(frame[:h.Size], h, id, p)
+	case codec.TypeSendReceipt, codec.TypeSendError, codec.TypeCloseProducer, codec.TypeCloseConsumer, codec.TypeTopicMigrated, codec.TypePing, codec.TypePong:
+		if len(frame) < h.Size {
+			return more
+		}
+		frame = frame[:h.Size]
+	default:
+		return forward
+	}
+	switch h.Type {
+	case codec.TypePing:
+		// Brokers ask to learn whether an old producer or exclusive consumer is dead: only the client may answer that.
+		l.pingOwed = true
+		s.send(pingFrame)
+		return replace
+	case codec.TypePong:
+		return replace
+	case codec.TypeSendReceipt, codec.TypeSendError:
+		id, _, _, _ := codec.ParseID(frame, h)
+		s.sh.write(s.conn, frame, true)
+		s.receiptOfEvicting(now, s.producers[id])
+		return replace
+	}
+	var cmd pulsarpb.BaseCommand
+	if err := codec.Parse(&cmd, frame, h); err != nil {
+		s.close(now, CauseBrokerFrame, err.Error())
+		return stop
+	}
+	switch h.Type {
+	case codec.TypeCloseProducer:
+		l.handleBrokerClosedProducer(&cmd)
+	case codec.TypeCloseConsumer:
+		l.handleBrokerClosedConsumer(&cmd)
+	default:
+		l.handleMigrated(now, cmd.GetTopicMigrated())
+	}
+	return replace
+}
