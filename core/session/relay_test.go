@@ -57,7 +57,7 @@ func TestRelayAllocatesNothing(t *testing.T) {
 		src  []byte
 	}{{"up", s, up}, {"down", l, down}} {
 		allocs := testing.AllocsPerRun(100, func() {
-			p.sh.ops = p.sh.ops[:0]
+			p.sh.ResetOps()
 			if n := c.ep.Data(p.now, c.src); n != len(c.src) {
 				t.Fatalf("%s consumed %d of %d", c.name, n, len(c.src))
 			}
@@ -89,7 +89,7 @@ func TestOnlyTheEvictedHandleIsCutOut(t *testing.T) {
 		src = append(append(src, kept...), gone...)
 		want = append(want, kept...)
 	}
-	p.sh.ops = p.sh.ops[:0]
+	p.sh.ResetOps()
 	s.Data(p.now, src)
 	var got []byte
 	for _, op := range p.sh.ops {
@@ -113,7 +113,7 @@ func benchmarkRelay(b *testing.B, frame string, up bool, perRead int) {
 	b.ReportAllocs()
 	b.SetBytes(int64(len(src)))
 	for b.Loop() {
-		p.sh.ops = p.sh.ops[:0]
+		p.sh.ResetOps()
 		ep.Data(p.now, src)
 	}
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(perRead), "ns/frame")

@@ -360,7 +360,7 @@ func (p *player) perform() {
 				p.note("%s", reportLine(op.Report))
 			}
 		}
-		p.sh.ops = p.sh.ops[:0]
+		p.sh.ResetOps()
 		for _, name := range resumed {
 			p.hand(name)
 		}

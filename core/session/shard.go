@@ -88,24 +88,24 @@ func (sh *Shard) Tick(now time.Time) (next time.Time) {
 	return sh.timers.fire(now, timersPerTick)
 }
 
-// Next is the earliest deadline; the zero time is none.
-func (sh *Shard) Next() time.Time { return sh.timers.next() }
-
-// Ops is the work that was asked for, in order. The loop performs it after every call and empties it: all views in it end
-// there.
-func (sh *Shard) Ops() *[]Op { return &sh.ops }
+// Ops is the work that was asked for since the last ResetOps, in order. The loop performs it after every call.
+func (sh *Shard) Ops() []Op { return sh.ops }
 
 // scratchKeep is the size up to which the buffer of the shard's own frames is kept.
 const scratchKeep = 256 << 10
 
-// encode builds a frame in the shard's scratch buffer. It is to be put into an op, or copied, before the next call.
-func (sh *Shard) encode(cmd *pulsarpb.BaseCommand) []byte {
-	if len(sh.ops) == 0 { // nothing refers to the buffer any more
-		if cap(sh.scratch) > scratchKeep {
-			sh.scratch = nil
-		}
-		sh.scratch = sh.scratch[:0]
+// ResetOps forgets the ops, after they were performed: all views in them end here.
+func (sh *Shard) ResetOps() {
+	clear(sh.ops)
+	sh.ops = sh.ops[:0]
+	if cap(sh.scratch) > scratchKeep {
+		sh.scratch = nil
 	}
+	sh.scratch = sh.scratch[:0]
+}
+
+// encode builds a frame in the shard's scratch buffer, valid until ResetOps.
+func (sh *Shard) encode(cmd *pulsarpb.BaseCommand) []byte {
 	start := len(sh.scratch)
 	sh.scratch = codec.AppendCommand(sh.scratch, cmd)
 	return sh.scratch[start:len(sh.scratch):len(sh.scratch)]

@@ -45,11 +45,6 @@ func (ts *timers) fire(now time.Time, limit int) time.Time {
 		t := heap.Pop(&ts.heap).(*timer)
 		t.owner.fire(now)
 	}
-	return ts.next()
-}
-
-// next is the earliest deadline; the zero time is none.
-func (ts *timers) next() time.Time {
 	if len(ts.heap) == 0 {
 		return time.Time{}
 	}
