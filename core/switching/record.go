@@ -26,6 +26,12 @@ const (
 	StateIncomplete State = "incomplete"
 )
 
+// Member is a proxy that was alive at the flip, and so has to report.
+type Member struct {
+	ID          string `json:"id"`
+	Incarnation string `json:"incarnation"`
+}
+
 // Record is the stored account of one switch of one topic.
 type Record struct {
 	ID    string `json:"id"`
@@ -39,12 +45,18 @@ type Record struct {
 	// Assigned holds, per full topic name (with partition suffix), the logical address ("host:port") of the broker of
 	// cluster To that a LOOKUP named before the flip. A name that could not be looked up is absent.
 	Assigned map[string]string `json:"assigned,omitempty"`
-	Who      string            `json:"who,omitempty"`
-	Why      string            `json:"why,omitempty"`
-	Started  time.Time         `json:"started"`
-	Flipped  time.Time         `json:"flipped,omitzero"`
-	Ended    time.Time         `json:"ended,omitzero"`
-	Note     string            `json:"note,omitempty"`
+	// Unassigned is how many names could not be looked up: their clients come back by a lookup of their own.
+	Unassigned int `json:"unassigned,omitempty"`
+	// Expect are the proxies whose acks end the switch.
+	Expect []Member `json:"expect,omitempty"`
+	// Runner is the id of the proxy that drives the switch.
+	Runner  string    `json:"runner,omitempty"`
+	Who     string    `json:"who,omitempty"`
+	Why     string    `json:"why,omitempty"`
+	Started time.Time `json:"started"`
+	Flipped time.Time `json:"flipped,omitzero"`
+	Ended   time.Time `json:"ended,omitzero"`
+	Note    string    `json:"note,omitempty"`
 }
 
 // Ack is what one proxy reports after it has evicted the handles of a switch's topic.

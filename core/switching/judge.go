@@ -1,0 +1,114 @@
+package switching
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"pointsman/core/route"
+)
+
+// ParseMode accepts the modes that exist, and names them for any other.
+func ParseMode(mode string) (Mode, error) {
+	switch Mode(mode) {
+	case ModeImmediate:
+		return ModeImmediate, nil
+	case "":
+		return "", fmt.Errorf("no mode is given; the one that exists is %s", ModeImmediate)
+	}
+	return "", fmt.Errorf("mode %q does not exist; the one that exists is %s", mode, ModeImmediate)
+}
+
+// NotPromised says what a switch of this mode does not guarantee, a sentence each.
+func NotPromised(m Mode) []string {
+	if m != ModeImmediate {
+		return nil
+	}
+	return []string{
+		"duplicates: messages that are in flight at the flip may be stored on both clusters",
+		"order: a producer may write on the new cluster before replication has brought its last messages there",
+		"cursors: subscriptions continue where the new cluster has them; what was acknowledged on the old one may come again, and without replication nothing follows",
+		"readers: message ids of the old cluster mean nothing on the new one; a running reader or cumulative acknowledgement may skip messages there",
+	}
+}
+
+// Outcome is how far the proxies have come with a switch.
+type Outcome struct {
+	// Waiting are the members that have neither reported nor restarted.
+	Waiting []string
+	// Restarted are the members that are another process now: their connections ended with the old one.
+	Restarted []string
+	// Producers, Consumers and Unresolved sum up the acks.
+	Producers, Consumers, Unresolved int
+}
+
+// Judge compares the acks with the members that have to report. running are the proxies that are alive now.
+func Judge(expect []Member, acks []Ack, running []Member) Outcome {
+	var o Outcome
+	for _, a := range acks {
+		o.Producers += a.Producers
+		o.Consumers += a.Consumers
+		o.Unresolved += a.Unresolved
+	}
+	for _, m := range expect {
+		if slices.ContainsFunc(acks, func(a Ack) bool { return a.Proxy == m.ID && a.Incarnation == m.Incarnation }) {
+			continue
+		}
+		// Being gone proves nothing: a proxy that is cut off from the store may go on with the old map. Only its own
+		// successor proves that the process has ended.
+		if slices.ContainsFunc(running, func(r Member) bool { return r.ID == m.ID && r.Incarnation != m.Incarnation }) {
+			o.Restarted = append(o.Restarted, m.ID)
+			continue
+		}
+		o.Waiting = append(o.Waiting, m.ID)
+	}
+	return o
+}
+
+// Done tells whether nobody is waited for.
+func (o Outcome) Done() bool { return len(o.Waiting) == 0 }
+
+// Note is what an operator should know about a switch that ends with this outcome; "" when there is nothing.
+func (o Outcome) Note() string {
+	var parts []string
+	if len(o.Waiting) > 0 {
+		parts = append(parts, "no report from "+strings.Join(o.Waiting, ", ")+": clients there may still be on the old cluster; see its log, or restart it")
+	}
+	if len(o.Restarted) > 0 {
+		parts = append(parts, "restarted meanwhile: "+strings.Join(o.Restarted, ", "))
+	}
+	if o.Unresolved > 0 {
+		parts = append(parts, fmt.Sprintf("%d messages had no receipt when their producer was closed: each may be stored twice", o.Unresolved))
+	}
+	return strings.Join(parts, "; ")
+}
+
+// NamespacePlan is how a namespace moves: first the exact entries that are elsewhere, one by one, then the rule, then the
+// exact entries that the rule makes superfluous are removed.
+type NamespacePlan struct {
+	Topics    []string // base names to flip, sorted
+	Rule      bool     // the rule must change
+	Redundant []string // base names whose entries the rule replaces afterwards, sorted
+}
+
+// PlanNamespace plans the move of a namespace to the cluster to.
+func PlanNamespace(t *route.Table, namespace, to, listenerDefault string) NamespacePlan {
+	var p NamespacePlan
+	for e := range t.Each {
+		topic, err := route.ParseTopic(e.Topic)
+		if err != nil || e.Floor() || !topic.In(namespace) {
+			continue
+		}
+		if e.Cluster != to {
+			p.Topics = append(p.Topics, e.Topic)
+		}
+		p.Redundant = append(p.Redundant, e.Topic)
+	}
+	slices.Sort(p.Topics)
+	slices.Sort(p.Redundant)
+	p.Rule = t.DecideScope(namespace, listenerDefault).Cluster != to
+	return p
+}
+
+// Empty tells that the namespace is there already.
+func (p NamespacePlan) Empty() bool { return len(p.Topics) == 0 && !p.Rule }

@@ -1,0 +1,233 @@
+package admin
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// maxAnswer bounds what a client reads.
+const maxAnswer = 256 << 20
+
+// Client talks to the control API of one proxy: the command line uses it, and the proxies among themselves.
+// Errors are *Error when the proxy answered. Its methods may be called from any goroutine.
+type Client struct {
+	base string
+	http *http.Client
+}
+
+// NewClient makes a client for the operations port at base (http://host:port). Each request ends after timeout.
+func NewClient(base string, timeout time.Duration) (*Client, error) {
+	return newClient(base, timeout, newTransport())
+}
+
+func newClient(base string, timeout time.Duration, transport http.RoundTripper) (*Client, error) {
+	base = strings.TrimSuffix(base, "/")
+	u, err := url.Parse(base)
+	if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" {
+		return nil, fmt.Errorf("admin address %q is not a URL; write http://host:7780", base)
+	}
+	return &Client{base: base, http: &http.Client{
+		Transport: transport, Timeout: timeout,
+		// The API never redirects: who does is something else, and must not be handed a command.
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}}, nil
+}
+
+// Close drops idle connections.
+func (c *Client) Close() { c.http.CloseIdleConnections() }
+
+// RouteQuery selects routes. The zero value is the first page of everything.
+type RouteQuery struct {
+	Within  string // tenant or tenant/namespace
+	Cluster string
+	After   string // last name of the page before
+	Limit   int
+	Floors  bool // also what only keeps an epoch
+}
+
+// Routes lists entries and rules.
+func (c *Client) Routes(ctx context.Context, q RouteQuery) (RouteList, error) {
+	v := url.Values{}
+	for key, value := range map[string]string{"within": q.Within, "cluster": q.Cluster, "after": q.After} {
+		if value != "" {
+			v.Set(key, value)
+		}
+	}
+	if q.Limit > 0 {
+		v.Set("limit", strconv.Itoa(q.Limit))
+	}
+	if q.Floors {
+		v.Set("floors", "1")
+	}
+	return get[RouteList](ctx, c, "/api/v1/routes", v)
+}
+
+// AllRoutes lists everything, floors included, page by page.
+func (c *Client) AllRoutes(ctx context.Context) ([]Route, error) {
+	var all []Route
+	q := RouteQuery{Limit: maxPage, Floors: true}
+	for {
+		page, err := c.Routes(ctx, q)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, page.Routes...)
+		if len(page.Routes) < q.Limit {
+			return all, nil
+		}
+		q.After = page.Routes[len(page.Routes)-1].Name
+	}
+}
+
+// Route reads one entry or rule.
+func (c *Client) Route(ctx context.Context, name string) (Route, error) {
+	return get[Route](ctx, c, "/api/v1/routes/get", url.Values{"name": {name}})
+}
+
+// Set maps a topic or scope.
+func (c *Client) Set(ctx context.Context, r SetRequest) (ChangeResult, error) {
+	return post[ChangeResult](ctx, c, "/api/v1/routes/set", r)
+}
+
+// Remove removes an entry or rule.
+func (c *Client) Remove(ctx context.Context, r RemoveRequest) (ChangeResult, error) {
+	return post[ChangeResult](ctx, c, "/api/v1/routes/rm", r)
+}
+
+// Import sets many.
+func (c *Client) Import(ctx context.Context, r ImportRequest) (ChangeResult, error) {
+	return post[ChangeResult](ctx, c, "/api/v1/routes/import", r)
+}
+
+// Explain tells what happens to a topic's clients, and why.
+func (c *Client) Explain(ctx context.Context, topic string) (Explanation, error) {
+	return get[Explanation](ctx, c, "/api/v1/explain", url.Values{"topic": {topic}})
+}
+
+// Clusters lists the clusters that the proxy is configured with.
+func (c *Client) Clusters(ctx context.Context) (ClusterList, error) {
+	return get[ClusterList](ctx, c, "/api/v1/clusters", nil)
+}
+
+// Proxies lists all proxies.
+func (c *Client) Proxies(ctx context.Context) (ProxyList, error) {
+	return get[ProxyList](ctx, c, "/api/v1/proxies", nil)
+}
+
+// History lists the newest writes.
+func (c *Client) History(ctx context.Context, limit int) (HistoryList, error) {
+	return get[HistoryList](ctx, c, "/api/v1/history", url.Values{"limit": {strconv.Itoa(limit)}})
+}
+
+// StartSwitch starts a move.
+func (c *Client) StartSwitch(ctx context.Context, r SwitchRequest) (SwitchStatus, error) {
+	return post[SwitchStatus](ctx, c, "/api/v1/switches", r)
+}
+
+// Switch reads one switch, or the command that moves several.
+func (c *Client) Switch(ctx context.Context, id string) (SwitchStatus, error) {
+	return get[SwitchStatus](ctx, c, "/api/v1/switches/"+url.PathEscape(id), nil)
+}
+
+// Switches lists the newest switches.
+func (c *Client) Switches(ctx context.Context, limit int) (SwitchList, error) {
+	return get[SwitchList](ctx, c, "/api/v1/switches", url.Values{"limit": {strconv.Itoa(limit)}})
+}
+
+// WaitSwitch asks until the switch has ended, and hands each answer that differs in progress to seen (may be nil).
+func (c *Client) WaitSwitch(ctx context.Context, id string, seen func(SwitchStatus)) (SwitchStatus, error) {
+	const often, rarely = 50 * time.Millisecond, time.Second
+	var last SwitchStatus
+	for pause := often; ; pause = min(2*pause, rarely) {
+		st, err := c.Switch(ctx, id)
+		if err != nil {
+			return st, err
+		}
+		if seen != nil && (st.State != last.State || st.Flipped != last.Flipped || st.Ended != last.Ended) {
+			seen(st)
+		}
+		if last = st; !st.Running() {
+			return st, nil
+		}
+		select {
+		case <-ctx.Done():
+			return st, fmt.Errorf("still running after the time allowed; look again with `pointsman switch status %s`: %w", id, ctx.Err())
+		case <-time.After(pause):
+		}
+	}
+}
+
+// Running tells whether the switch has not ended yet.
+func (st SwitchStatus) Running() bool { return st.State == stateRunning }
+
+// Done tells whether it ended well.
+func (st SwitchStatus) Done() bool { return st.State == stateDone }
+
+// Handles counts the open producers and consumers of topics and scopes at this proxy.
+func (c *Client) Handles(ctx context.Context, names []string) (Handles, error) {
+	return post[Handles](ctx, c, "/api/v1/handles", HandlesQuery{Names: names})
+}
+
+// Ready asks whether the proxy wants clients.
+func (c *Client) Ready(ctx context.Context) (Readiness, error) {
+	return get[Readiness](ctx, c, "/readyz", nil)
+}
+
+func get[T any](ctx context.Context, c *Client, path string, q url.Values) (T, error) {
+	if len(q) > 0 {
+		path += "?" + q.Encode()
+	}
+	return call[T](ctx, c, http.MethodGet, path, nil)
+}
+
+func post[T any](ctx context.Context, c *Client, path string, body any) (T, error) {
+	text, err := json.Marshal(body)
+	if err != nil {
+		var none T
+		return none, fmt.Errorf("%s: %w", path, err)
+	}
+	return call[T](ctx, c, http.MethodPost, path, text)
+}
+
+func call[T any](ctx context.Context, c *Client, method, path string, body []byte) (T, error) {
+	var v T
+	r, err := http.NewRequestWithContext(ctx, method, c.base+path, bytes.NewReader(body))
+	if err != nil {
+		return v, err
+	}
+	if body != nil {
+		r.Header.Set("Content-Type", "application/json")
+	}
+	resp, err := c.http.Do(r)
+	if err != nil {
+		var u *url.Error
+		if errors.As(err, &u) {
+			err = u.Err // the address is named below
+		}
+		return v, fmt.Errorf("no answer from the operations port %s: %w", c.base, err)
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
+	if err != nil {
+		return v, fmt.Errorf("the answer from %s broke off: %w", c.base, err)
+	}
+	var failure struct {
+		Error *Error `json:"error"`
+	}
+	if resp.StatusCode != http.StatusOK && json.Unmarshal(text, &failure) == nil && failure.Error != nil {
+		return v, failure.Error
+	}
+	if err := json.Unmarshal(text, &v); err != nil {
+		return v, fmt.Errorf("%s answered %s with something that is not the control API; is --admin right?", c.base, resp.Status)
+	}
+	return v, nil
+}

@@ -1,0 +1,159 @@
+package admin
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"pointsman/core/route"
+	"pointsman/store"
+)
+
+// lookupTimeout bounds the question to a broker in explain.
+const lookupTimeout = 3 * time.Second
+
+func (s *Server) handleExplain(ctx context.Context, r *http.Request) (any, error) {
+	asked := r.URL.Query().Get("topic")
+	t, err := route.ParseTopic(asked)
+	if err != nil {
+		return nil, badName(err)
+	}
+	table, self := s.proxy.Table(), s.proxy.Info()
+	d := table.Decide(t, s.proxy.DefaultCluster())
+	x := Explanation{
+		Asked: asked, Topic: t.Full(), Base: t.Base(), Partition: t.Partition(), System: t.System(),
+		Source: sourceName(d.Source), Rule: ruleName(d, table), Cluster: d.Cluster, Epoch: d.Epoch, State: stateName(d.State), SwitchID: d.SwitchID,
+		Proxy: self.ID, Digest: table.Digest(), MapAgeSeconds: s.proxy.MapAge().Seconds(), Disagree: []string{}, Notes: []string{},
+	}
+	note := func(format string, args ...any) { x.Notes = append(x.Notes, fmt.Sprintf(format, args...)) }
+
+	i := slices.IndexFunc(s.proxy.Clusters(), func(c ClusterStatus) bool { return c.Name == d.Cluster })
+	x.ClusterKnown = i >= 0
+	switch {
+	case d.Cluster == "":
+		note("nothing maps this topic, not even a default: clients are refused; map it, or a scope of it, or * for everything")
+	case !x.ClusterKnown:
+		note("this proxy has no cluster %q in its configuration: clients of this topic are refused here, others are unaffected", d.Cluster)
+	default:
+		s.explainLookup(ctx, &x)
+	}
+	if t.System() {
+		note("this topic belongs to Pulsar itself: it has no entry of its own and follows its namespace")
+	}
+	if h, err := s.proxy.Handles(ctx, t.Base()); err != nil {
+		note("the clients connected here could not be counted: %v", err)
+	} else {
+		x.Here = h.HandleCount
+	}
+	s.explainStore(ctx, &x, t, d)
+	return x, nil
+}
+
+func (s *Server) explainLookup(ctx context.Context, x *Explanation) {
+	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
+	defer cancel()
+	a, err := s.proxy.Lookup(ctx, x.Cluster, x.Topic)
+	if err != nil {
+		x.LookupError = err.Error()
+		return
+	}
+	x.Broker = a.Broker
+	x.ClientURL = "pulsar://" + a.Tagged
+}
+
+// explainStore compares what is served here with what the store has and with what the other proxies serve.
+func (s *Server) explainStore(ctx context.Context, x *Explanation, t route.Topic, served route.Decision) {
+	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
+	defer cancel()
+	p, err := s.plan(ctx, t.Base())
+	if err != nil {
+		x.Notes = append(x.Notes, fmt.Sprintf("the map store could not be read: %v; this proxy goes on with the map it has", err))
+		return
+	}
+	if stored := p.table.Decide(t, p.def); stored != served {
+		x.Notes = append(x.Notes, fmt.Sprintf("the store says %q (epoch %d) and this proxy does not serve that yet", stored.Cluster, stored.Epoch))
+	}
+	members, err := s.store.Proxies(ctx)
+	if err != nil {
+		x.Notes = append(x.Notes, fmt.Sprintf("the list of proxies could not be read: %v", err))
+		return
+	}
+	for _, m := range members {
+		if m.Live && m.ID != x.Proxy && m.Digest != x.Digest {
+			x.Disagree = append(x.Disagree, m.ID)
+		}
+	}
+	if len(x.Disagree) > 0 {
+		x.Notes = append(x.Notes, "another map is served by "+strings.Join(x.Disagree, ", ")+": ask them with --admin, or look at `pointsman proxies ls`")
+	}
+}
+
+// ruleName is the route that decided, as in Route.Name.
+func ruleName(d route.Decision, table *route.Table) string {
+	switch d.Source {
+	case route.SourceTopic:
+		return d.Scope
+	case route.SourceNone:
+		return ""
+	case route.SourceDefault:
+		if r, ok := table.Rule(""); !ok || r.Floor() {
+			return "default_cluster"
+		}
+	}
+	return scopeName(d.Scope)
+}
+
+func (s *Server) handleClusters(context.Context, *http.Request) (any, error) {
+	counts := map[string]int{}
+	for e := range s.proxy.Table().Each {
+		counts[e.Cluster]++
+	}
+	list := ClusterList{Proxy: s.proxy.Info().ID, Default: s.proxy.DefaultCluster(), Clusters: slices.Clone(s.proxy.Clusters())}
+	for i := range list.Clusters {
+		c := &list.Clusters[i]
+		c.Topics = counts[c.Name]
+		if c.Brokers == nil {
+			c.Brokers = []string{}
+		}
+	}
+	return list, nil
+}
+
+func (s *Server) handleProxies(ctx context.Context, _ *http.Request) (any, error) {
+	members, err := s.store.Proxies(ctx)
+	if err != nil {
+		return nil, err
+	}
+	slices.SortFunc(members, func(a, b store.Proxy) int { return strings.Compare(a.ID, b.ID) })
+	list := ProxyList{Proxies: members, Agree: true}
+	if list.Proxies == nil {
+		list.Proxies = []store.Proxy{}
+	}
+	digest := ""
+	for i := range members {
+		if m := &members[i]; m.Live {
+			list.Agree = list.Agree && (digest == "" || digest == m.Digest)
+			digest = m.Digest
+		}
+	}
+	return list, nil
+}
+
+func (s *Server) handleHistory(ctx context.Context, r *http.Request) (any, error) {
+	limit, err := intParam(r.URL.Query().Get("limit"), 20, 10_000)
+	if err != nil {
+		return nil, err
+	}
+	history, err := s.store.History(ctx, limit)
+	if err != nil {
+		return nil, err
+	}
+	list := HistoryList{Changes: make([]HistoryEntry, 0, len(history))}
+	for _, h := range history {
+		list.Changes = append(list.Changes, HistoryEntry{Seq: h.Seq, At: h.At, Who: h.Who, Why: h.Why, SwitchID: h.Switch, Changes: historyChanges(h)})
+	}
+	return list, nil
+}
