@@ -8,15 +8,17 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"testing"
 	"time"
 )
 
-// rig, artifacts and processes are set by TestMain before any test runs and not changed after.
+// rig, artifacts, processes and runID are set by TestMain before any test runs and not changed after.
 var (
 	rig       *Rig
 	artifacts *Artifacts
 	processes *Processes
+	runID     string // part of every topic's name: a kept rig remembers the topics of earlier runs
 )
 
 // prepareLimit is how long fetching and compiling may take with empty caches.
@@ -46,6 +48,7 @@ func runAll(m *testing.M) (code int) {
 		return fail(err)
 	}
 	began := time.Now()
+	runID = strconv.FormatInt(began.UnixMilli()%100_000_000, 36)
 	if artifacts, err = Prepare(ctx, module); err != nil {
 		return fail(err)
 	}

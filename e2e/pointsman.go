@@ -60,7 +60,7 @@ shutdown: { drain_delay: 0s }
 // alias, when not empty, is one more name for cluster B.
 func (r *Rig) PointsmanConfig(chroot, alias string) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "store: { type: zookeeper, servers: %q, session_timeout: 4s }\ndefault_cluster: a\nclusters:\n", r.MapZK+"/"+chroot)
+	fmt.Fprintf(&b, "store: { type: zookeeper, servers: %q, session_timeout: 6s }\ndefault_cluster: a\nclusters:\n", r.MapZK+"/"+chroot)
 	cluster := func(name, discovery string, c *Cluster) {
 		fmt.Fprintf(&b, "  %s:\n    %s\n    web_url: %q\n    listener_name: external\n    resolve:\n", name, discovery, c.Brokers[0].WebURL)
 		for _, broker := range c.Brokers {

@@ -1,0 +1,294 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+// Each client produces and consumes 10,000 numbered messages on a topic of each cluster, and the topic exists nowhere
+// else (LK-01).
+func TestEachClientMovesTenThousandMessages(t *testing.T) {
+	const count = 10_000
+	for _, addr := range addresses() {
+		for _, cluster := range addr.clusters {
+			t.Run(addr.name+"/"+cluster.Name, func(t *testing.T) {
+				for _, client := range Clients {
+					topic := newTopic("acme/plain", "ten-thousand-"+string(client))
+					addr.place(t, topic, cluster)
+					write, read := addr.write(t, cluster), addr.read(t, cluster)
+					t.Run(string(client), func(t *testing.T) {
+						t.Parallel()
+						consumer := startDriver(t, client, "consume", "--url", read, "--topic", topic, "--count", strconv.Itoa(count))
+						sent := runDriver(t, 60*time.Second, client, "produce", "--url", write, "--topic", topic, "--count", strconv.Itoa(count))
+						got := finish(t, 60*time.Second, consumer)
+						want(t, string(client), Compare(sent.Acks, got.Recvs), count)
+						onlyOn(t, topic, cluster, count)
+					})
+				}
+			})
+		}
+	}
+}
+
+// forEach runs a scenario for each address and client, on cluster a where the address has a choice; the clients of one
+// address run in parallel.
+func forEach(t *testing.T, scenario func(t *testing.T, client Client, addr address, cluster *Cluster)) {
+	for _, addr := range addresses() {
+		cluster := addr.clusters[len(addr.clusters)-1] // b through Pointsman: the default cluster would hide a fault
+		t.Run(addr.name, func(t *testing.T) {
+			if addr.name == "pointsman" {
+				pair(t)
+			}
+			for _, client := range Clients {
+				t.Run(string(client), func(t *testing.T) {
+					t.Parallel()
+					scenario(t, client, addr, cluster)
+				})
+			}
+		})
+	}
+}
+
+// All subscription types and a reader on one topic with keyed batches: 2 consumers each.
+func TestSubscriptionTypesAndReader(t *testing.T) {
+	const count, keys = 2_000, 20
+	forEach(t, func(t *testing.T, client Client, addr address, cluster *Cluster) {
+		topic := newTopic("acme/plain", "types-"+string(client))
+		addr.place(t, topic, cluster)
+		read := addr.read(t, cluster)
+		consume := func(kind string, ready int) *Driver {
+			d := startDriver(t, client, "consume", "--url", read, "--topic", topic, "--sub", kind, "--type", kind,
+				"--consumers", "2", "--count", strconv.Itoa(count), "--linger", "1000")
+			awaitReady(t, d, ready)
+			return d
+		}
+		exclusive, shared, failover, keyShared := consume("exclusive", 1), consume("shared", 2), consume("failover", 2), consume("key_shared", 2)
+		reader := startDriver(t, client, "reader", "--url", read, "--topic", topic, "--count", strconv.Itoa(count))
+		sent := runDriver(t, 60*time.Second, client, "produce", "--url", addr.write(t, cluster), "--topic", topic,
+			"--count", strconv.Itoa(count), "--keys", strconv.Itoa(keys))
+
+		want(t, "reader", sorted(Compare(sent.Acks, finish(t, 60*time.Second, reader).Recvs)), count)
+
+		got, err := exclusive.WaitDone(limited(t, 60*time.Second))
+		must(t, err)
+		want(t, "exclusive", sorted(Compare(sent.Acks, got.Recvs)), count)
+		if len(got.Errors) != 1 || !strings.Contains(got.Errors[0].Text, "ConsumerBusy") {
+			t.Errorf("the second exclusive consumer saw %v, want exactly one ConsumerBusy", got.Errors)
+		}
+
+		got = finish(t, 60*time.Second, shared)
+		want(t, "shared", sorted(Compare(sent.Acks, got.Recvs)), count)
+		if by := byConsumer(got.Recvs); len(by) != 2 {
+			t.Errorf("shared: messages by consumer %v, want some for each of 2", by)
+		}
+
+		got = finish(t, 60*time.Second, failover)
+		want(t, "failover", sorted(Compare(sent.Acks, got.Recvs)), count)
+		if by := byConsumer(got.Recvs); len(by) != 1 {
+			t.Errorf("failover: messages by consumer %v, want all for one", by)
+		}
+
+		got = finish(t, 60*time.Second, keyShared)
+		want(t, "key_shared", sorted(Compare(sent.Acks, got.Recvs)), count)
+		owner, last := map[string]int{}, map[string]int64{}
+		for _, e := range got.Recvs {
+			if c, known := owner[e.Key]; known && c != e.C {
+				t.Fatalf("key_shared: key %q came to consumers %d and %d, want one consumer per key", e.Key, c, e.C)
+			}
+			if n, known := last[e.Key]; known && n > e.N {
+				t.Fatalf("key_shared: number %d of key %q came after %d, want order per key", e.N, e.Key, n)
+			}
+			owner[e.Key], last[e.Key] = e.C, e.N
+		}
+		if len(owner) != keys || len(byConsumer(got.Recvs)) != 2 {
+			t.Errorf("key_shared: %d keys, by consumer %v, want %d keys over 2 consumers", len(owner), byConsumer(got.Recvs), keys)
+		}
+		onlyOn(t, topic, cluster, count)
+	})
+}
+
+// sorted leaves the order out of a judgement: key-based batches and two consumers have none.
+func sorted(d Digest) Digest {
+	d.OrderBreaks = 0
+	return d
+}
+
+func byConsumer(recvs []Event) map[int]int {
+	by := map[int]int{}
+	for _, e := range recvs {
+		by[e.C]++
+	}
+	return by
+}
+
+// Synchronous sends and sends without batching.
+func TestBatchingOffAndSynchronousSends(t *testing.T) {
+	const count = 500
+	forEach(t, func(t *testing.T, client Client, addr address, cluster *Cluster) {
+		topic := newTopic("acme/plain", "unbatched-"+string(client))
+		addr.place(t, topic, cluster)
+		write := addr.write(t, cluster)
+		consumer := startDriver(t, client, "consume", "--url", addr.read(t, cluster), "--topic", topic, "--count", strconv.Itoa(2*count))
+		single := runDriver(t, 60*time.Second, client, "produce", "--url", write, "--topic", topic, "--count", strconv.Itoa(count), "--batch", "false")
+		synchronous := runDriver(t, 60*time.Second, client, "produce", "--url", write, "--topic", topic, "--count", strconv.Itoa(count),
+			"--start", strconv.Itoa(count), "--sync", "true", "--batch", "false")
+		want(t, string(client), Compare(append(single.Acks, synchronous.Acks...), finish(t, 60*time.Second, consumer).Recvs), 2*count)
+		onlyOn(t, topic, cluster, 2*count)
+	})
+}
+
+// A topic with 3 partitions, and one that auto-creation makes with 4 (LK-11): every partition is used, none strays.
+func TestPartitionedTopics(t *testing.T) {
+	const count = 3_000
+	forEach(t, func(t *testing.T, client Client, addr address, cluster *Cluster) {
+		created := newTopic("acme/plain", "three-"+string(client))
+		must(t, cluster.CreatePartitioned(limited(t, 30*time.Second), created, 3))
+		for topic, partitions := range map[string]int{created: 3, newTopic("acme/part4", "auto-"+string(client)): 4} {
+			addr.place(t, topic, cluster)
+			consumer := startDriver(t, client, "consume", "--url", addr.read(t, cluster), "--topic", topic, "--type", "failover", "--count", strconv.Itoa(count))
+			sent := runDriver(t, 60*time.Second, client, "produce", "--url", addr.write(t, cluster), "--topic", topic,
+				"--count", strconv.Itoa(count), "--keys", "50")
+			want(t, string(client), sorted(Compare(sent.Acks, finish(t, 60*time.Second, consumer).Recvs)), count)
+			onlyOn(t, topic, cluster, count)
+			names, err := cluster.TopicsOf(limited(t, 30*time.Second), topic)
+			must(t, err)
+			if len(names) != partitions {
+				t.Errorf("cluster %s has %v of %s, want %d partitions", cluster.Name, names, topic, partitions)
+			}
+			for _, name := range names {
+				stats, err := cluster.Stats(limited(t, 30*time.Second), name)
+				must(t, err)
+				if stats.MsgInCounter == 0 {
+					t.Errorf("%s has no message; 50 keys should reach every partition", name)
+				}
+			}
+		}
+	})
+}
+
+// ME-04: 5 MB in one frame, 12 MB in chunks, and the refusal of one message above the broker's maximum.
+func TestLargeAndChunkedMessages(t *testing.T) {
+	forEach(t, func(t *testing.T, client Client, addr address, cluster *Cluster) {
+		topic := newTopic("acme/plain", "large-"+string(client))
+		addr.place(t, topic, cluster)
+		write := addr.write(t, cluster)
+		consumer := startDriver(t, client, "consume", "--url", addr.read(t, cluster), "--topic", topic, "--count", "5")
+		whole := runDriver(t, 60*time.Second, client, "produce", "--url", write, "--topic", topic, "--count", "3", "--size", "5000000", "--batch", "false")
+		chunked := runDriver(t, 60*time.Second, client, "produce", "--url", write, "--topic", topic, "--count", "2", "--start", "3",
+			"--size", "12000000", "--chunk", "true")
+		want(t, string(client), Compare(append(whole.Acks, chunked.Acks...), finish(t, 60*time.Second, consumer).Recvs), 5)
+
+		tooLarge, err := startDriver(t, client, "produce", "--url", write, "--topic", topic, "--count", "1", "--start", "9",
+			"--size", "5300000", "--batch", "false").WaitDone(limited(t, 60*time.Second))
+		must(t, err)
+		if len(tooLarge.Acks) != 0 || len(tooLarge.Errors) == 0 {
+			t.Errorf("5.3 MB without chunking: receipts %v, errors %v; want a refusal, the maximum is 5 MiB", tooLarge.Acks, tooLarge.Errors)
+		}
+		onlyOn(t, topic, cluster, -1)
+	})
+}
+
+// The same client process on topics of both clusters at once, in either order of connecting (LK-01), and a move of one
+// of them that leaves the other alone (LK-02).
+func TestEqualBrokerNamesDoNotCrossTalk(t *testing.T) {
+	for _, client := range Clients {
+		for _, first := range []string{"a", "b"} {
+			t.Run(fmt.Sprintf("%s/%s-first", client, first), func(t *testing.T) {
+				t.Parallel()
+				proxies := pair(t)
+				onA, onB, moving := newTopic("acme/plain", "on-a"), newTopic("acme/plain", "on-b"), newTopic("acme/plain", "moving")
+				for topic, cluster := range map[string]string{onA: "a", onB: "b", moving: "a"} {
+					setRoute(t, proxies[0], topic, cluster)
+					awaitRoute(t, topic, cluster)
+				}
+				topics := []string{onA, onB, moving}
+				if first == "b" {
+					topics = []string{onB, onA, moving}
+				}
+				live := startDriver(t, client, "live", "--url", proxies[0].URL, "--topics", strings.Join(topics, ","), "--rates", "100,100,100")
+				await(t, live, "200 messages on each topic", func(r Record) bool { return len(r.Recvs) >= 600 })
+				ctx := limited(t, 60*time.Second)
+				before, err := rig.A.Stats(ctx, onA)
+				must(t, err)
+
+				// LK-02: from here on, moving lives on b; what it wrote on a stays there (no replication in this namespace).
+				switchTopic(t, proxies[1], moving, "b")
+				moved := len(live.Record().Acks)
+				await(t, live, "messages after the move", func(r Record) bool { return len(r.Acks) >= moved+600 })
+				after, err := rig.A.Stats(ctx, onA)
+				must(t, err)
+				if got, want := connections(after), connections(before); got != want {
+					t.Errorf("the neighbour's producer and consumer on a came by %s before and %s after the move", want, got)
+				}
+				must(t, live.Say("stop"))
+				record := await(t, live, "producers to stop", func(r Record) bool { return r.Stopped })
+				record = await(t, live, "the last messages", func(r Record) bool { return len(r.Recvs) >= len(r.Acks) })
+				must(t, live.Say("quit"))
+				noErrors(t, live, finish(t, 30*time.Second, live))
+				for k, topic := range topics {
+					acks, recvs := record.Of(k)
+					if d := Compare(acks, recvs); topic != moving {
+						want(t, topic, d, len(acks))
+						onlyOn(t, topic, map[string]*Cluster{onA: rig.A, onB: rig.B}[topic], int64(len(acks)))
+					} else {
+						t.Logf("%s, moved: %v", topic, d)
+						checkMoved(t, moving, acks)
+					}
+				}
+			})
+		}
+	}
+}
+
+// checkMoved checks that a topic that moved once from a to b without replication has each acknowledged number on exactly
+// the cluster of its time, and both parts together are everything.
+func checkMoved(t *testing.T, topic string, acks []Event) {
+	t.Helper()
+	parts := map[string][]Event{}
+	for _, c := range []*Cluster{rig.A, rig.B} {
+		parts[c.Name] = readAll(t, c, topic)
+		stats, err := c.Stats(limited(t, 30*time.Second), topic)
+		must(t, err)
+		t.Logf("%s on %s: %d messages read, %d came in", topic, c.Name, len(parts[c.Name]), stats.MsgInCounter)
+	}
+	d := Compare(acks, append(parts["a"], parts["b"]...))
+	if len(d.Lost) != 0 || len(d.Corrupt) != 0 {
+		t.Errorf("%s over both clusters: %v; want nothing lost", topic, d)
+	}
+	if len(parts["a"]) == 0 || len(parts["b"]) == 0 {
+		t.Errorf("%s has %d messages on a and %d on b; want some on both", topic, len(parts["a"]), len(parts["b"]))
+	}
+}
+
+// readAll reads a topic of a cluster directly, from its first message to its last.
+func readAll(t *testing.T, c *Cluster, topic string) []Event {
+	t.Helper()
+	stats, err := c.Stats(limited(t, 30*time.Second), topic)
+	must(t, err)
+	return runDriver(t, 60*time.Second, Go, "reader", "--url", c.URL(), "--topic", topic,
+		"--count", strconv.FormatInt(stats.MsgInCounter, 10), "--linger", "500", "--idle", "10000").Recvs
+}
+
+// connections lists by which connections, opened when, a topic's clients came to its broker; replicators left out.
+func connections(s TopicStats) string {
+	var all []string
+	add := func(kind string, c ClientStats) {
+		if !strings.HasPrefix(c.Name, "pulsar.repl.") {
+			all = append(all, kind+" "+c.Address+" since "+c.ConnectedSince)
+		}
+	}
+	for _, p := range s.Publishers {
+		add("producer", p)
+	}
+	for _, sub := range s.Subscriptions {
+		for _, c := range sub.Consumers {
+			add("consumer", c)
+		}
+	}
+	return strings.Join(all, ", ")
+}
