@@ -190,7 +190,11 @@ func (e *evictor) fire(now time.Time) {
 	if len(e.queue) == 0 {
 		e.queue = nil
 	} else {
-		e.sh.timers.set(&e.timer, now.Add(evictStep))
+		wait := evictStep
+		if cfg.EvictJitter > 0 {
+			wait += time.Duration(e.sh.rng.Int64N(int64(cfg.EvictJitter)))
+		}
+		e.sh.timers.set(&e.timer, now.Add(wait))
 	}
 	e.sh.counters.EvictQueue.Store(int64(len(e.queue)))
 }

@@ -102,6 +102,9 @@ const notRefused Refusal = refusalCount
 // Failed tells whether there is an error instead of a response.
 func (a *Answer) Failed() bool { return a.failed }
 
+// FromBroker tells that the failure is the broker's own answer: the cluster is there.
+func (a *Answer) FromBroker() bool { return a.failed && a.Refusal == notRefused }
+
 func failure(reason Refusal, code codec.ServerError, text string) Answer {
 	return Answer{failed: true, Refusal: reason, Code: code, Text: text}
 }

@@ -107,7 +107,7 @@ func newPlayer(t *testing.T, cut bool) *player {
 func testConfig() *Config {
 	return &Config{
 		ServerVersion: "Pointsman-test", DefaultCluster: "a", ClusterNames: []string{"a", "b"},
-		MaxFrame: codec.DefaultMaxFrame, ConnectTimeout: 10 * time.Second, HandshakeTimeout: 15 * time.Second, LookupTimeout: 20 * time.Second,
+		MaxFrame: codec.DefaultMaxFrame, MaxControl: 1 << 20, ConnectTimeout: 10 * time.Second, HandshakeTimeout: 15 * time.Second, LookupTimeout: 20 * time.Second,
 		KeepAlive: 30 * time.Second, LookupsPerConnection: 3, LookupsPerCluster: 5, MaxHandles: 100,
 		ReceiptWait: 500 * time.Millisecond, EvictRate: 100, EvictBurst: 4,
 	}

@@ -97,6 +97,10 @@ func (s *Session) control(now time.Time, src []byte) (pos int) {
 			s.closeMalformed(now, err)
 			return len(src)
 		}
+		if ok && h.Size > s.maxControl() {
+			s.closeMalformed(now, tooLarge(h, s.maxControl()))
+			return len(src)
+		}
 		if !ok || len(src)-pos < h.Size {
 			return pos
 		}
@@ -108,6 +112,21 @@ func (s *Session) control(now time.Time, src []byte) (pos int) {
 		pos += h.Size
 	}
 	return pos
+}
+
+// maxConnectFrame bounds CONNECT, which strangers may send: credentials are the largest part of it.
+const maxConnectFrame = 64 << 10
+
+// maxControl is the size of the largest command that is held whole.
+func (s *Session) maxControl() int {
+	if s.state == stateInit {
+		return maxConnectFrame
+	}
+	return s.sh.cfg.MaxControl
+}
+
+func tooLarge(h codec.Head, limit int) error {
+	return fmt.Errorf("%w: %s of %d bytes, limit for commands %d", codec.ErrFrameTooLarge, h.Type, h.Size, limit)
 }
 
 func (s *Session) handleControl(now time.Time, frame []byte, h codec.Head) {

@@ -1,6 +1,7 @@
 package session
 
 import (
+	"fmt"
 	"time"
 
 	"pointsman/codec"
@@ -16,7 +17,18 @@ const (
 	replace                // handled here; the whole frame is in the buffer
 	more                   // cannot be judged yet
 	stop                   // not now (held) or never (closed)
+	bad                    // it is no command
 )
+
+// undecided is the verdict on a frame whose id could not be read.
+func undecided(err error) verdict {
+	if err != nil {
+		return bad
+	}
+	return more
+}
+
+func badCommand(h codec.Head) error { return fmt.Errorf("%w: %s", codec.ErrCommand, h.Type) }
 
 // relayUp moves frames from the client to its leg. Frames are never collected: a SEND is judged by its first bytes and
 // streamed, and a run of frames that go on goes out as one view of src.
@@ -50,6 +62,11 @@ func (s *Session) relayUp(now time.Time, src []byte) (pos int) {
 			break
 		}
 		v := s.judgeSend(frame, h)
+		if v == bad {
+			s.sh.write(s.upLeg.conn, src[run:pos], true)
+			s.closeMalformed(now, badCommand(h))
+			return len(src)
+		}
 		if v == replace { // not a frame of the fast path
 			s.sh.write(s.upLeg.conn, src[run:pos], true)
 			run = pos
@@ -82,9 +99,9 @@ func (s *Session) relayUp(now time.Time, src []byte) (pos int) {
 func (s *Session) judgeSend(frame []byte, h codec.Head) verdict {
 	switch h.Type {
 	case codec.TypeSend:
-		id, found, ok, _ := codec.ParseID(frame, h)
+		id, found, ok, err := codec.ParseID(frame, h)
 		if !ok {
-			return more
+			return undecided(err)
 		}
 		p := s.producer(id)
 		if p == nil || !found {
@@ -96,9 +113,9 @@ func (s *Session) judgeSend(frame []byte, h codec.Head) verdict {
 		p.outstanding++
 		return forward
 	case codec.TypeAck, codec.TypeFlow, codec.TypeRedeliver:
-		id, found, ok, _ := codec.ParseID(frame, h)
+		id, found, ok, err := codec.ParseID(frame, h)
 		if !ok {
-			return more
+			return undecided(err)
 		}
 		if found {
 			if c := s.consumer(id); c != nil && c.state == handleEvicted {
@@ -120,6 +137,10 @@ func (s *Session) judgeUp(now time.Time, frame []byte, h codec.Head) verdict {
 		codec.TypeSeek, codec.TypeUnsubscribe, codec.TypeGetLastMessageID, codec.TypeConsumerStats,
 		codec.TypeLookup, codec.TypePartitionedMetadata, codec.TypeGetTopicsOfNamespace, codec.TypeGetSchema,
 		codec.TypePing, codec.TypePong, codec.TypeConnect:
+		if h.Size > s.sh.cfg.MaxControl {
+			s.closeMalformed(now, tooLarge(h, s.sh.cfg.MaxControl))
+			return stop
+		}
 		if len(frame) < h.Size {
 			return more
 		}
@@ -199,6 +220,11 @@ func (l *leg) relayDown(now time.Time, src []byte) (pos int) {
 				return len(src)
 			}
 		}
+		if v == bad {
+			s.sh.write(s.conn, src[run:pos], true)
+			s.close(now, CauseBrokerFrame, badCommand(h).Error())
+			return len(src)
+		}
 		if v == more || v == stop {
 			break
 		}
@@ -224,18 +250,18 @@ func (l *leg) relayDown(now time.Time, src []byte) (pos int) {
 func (l *leg) judgeMessage(frame []byte, h codec.Head) verdict {
 	switch h.Type {
 	case codec.TypeMessage:
-		id, found, ok, _ := codec.ParseID(frame, h)
+		id, found, ok, err := codec.ParseID(frame, h)
 		if !ok {
-			return more
+			return undecided(err)
 		}
 		if c := l.s.consumer(id); found && c != nil && c.state == handleEvicted {
 			return drop
 		}
 		return forward
 	case codec.TypeSendReceipt, codec.TypeSendError:
-		id, found, ok, _ := codec.ParseID(frame, h)
+		id, found, ok, err := codec.ParseID(frame, h)
 		if !ok {
-			return more
+			return undecided(err)
 		}
 		p := l.s.producer(id)
 		if p == nil || !found {
@@ -260,18 +286,18 @@ func (l *leg) judgeDown(now time.Time, frame []byte, h codec.Head) verdict {
 	s := l.s
 	switch h.Type {
 	case codec.TypeActiveConsumerChange, codec.TypeReachedEndOfTopic, codec.TypeAckResponse:
-		id, found, ok, _ := codec.ParseID(frame, h)
+		id, found, ok, err := codec.ParseID(frame, h)
 		if !ok {
-			return more
+			return undecided(err)
 		}
 		if c := s.consumers[id]; found && c != nil && c.state == handleEvicted {
 			return drop
 		}
 		return forward
 	case codec.TypeSuccess, codec.TypeError, codec.TypeProducerSuccess:
-		id, found, ok, _ := codec.ParseID(frame, h)
+		id, found, ok, err := codec.ParseID(frame, h)
 		if !ok {
-			return more
+			return undecided(err)
 		}
 		p, ours := s.pending[id]
 		if !found || !ours {
@@ -282,6 +308,10 @@ func (l *leg) judgeDown(now time.Time, frame []byte, h codec.Head) verdict {
 		}
 		return l.handleAnswer(frame[:h.Size], h, id, p)
 	case codec.TypeSendReceipt, codec.TypeSendError, codec.TypeCloseProducer, codec.TypeCloseConsumer, codec.TypeTopicMigrated, codec.TypePing, codec.TypePong:
+		if h.Size > s.sh.cfg.MaxControl {
+			s.close(now, CauseBrokerFrame, tooLarge(h, s.sh.cfg.MaxControl).Error())
+			return stop
+		}
 		if len(frame) < h.Size {
 			return more
 		}

@@ -18,6 +18,7 @@ type Config struct {
 	ClusterNames   []string
 
 	MaxFrame             int           // bytes, before a broker has told its own limit
+	MaxControl           int           // bytes of a command that has to be held whole
 	ConnectTimeout       time.Duration // until a client has sent CONNECT
 	HandshakeTimeout     time.Duration // of a broker leg or lookup connection, dial included
 	LookupTimeout        time.Duration // of one request, retries inside included
@@ -29,6 +30,7 @@ type Config struct {
 	ReceiptWait time.Duration // how long an evicted producer may wait for outstanding receipts
 	EvictRate   int           // handles per second and shard
 	EvictBurst  int           // handles that are evicted at once
+	EvictJitter time.Duration // random delay between the steps of a paced eviction
 
 	// Table and Clusters give what is in force now: one atomic load each.
 	Table    func() *route.Table

@@ -90,7 +90,7 @@ func (up *upstream) Dialed(now time.Time, c Conn) {
 func (up *upstream) Data(now time.Time, src []byte) (pos int) {
 	up.heard, up.pinged = now, false
 	for pos < len(src) && !up.dead {
-		h, ok, err := codec.ParseHead(src[pos:], up.pool.sh.cfg.MaxFrame)
+		h, ok, err := codec.ParseHead(src[pos:], up.pool.sh.cfg.MaxControl)
 		if err != nil {
 			up.fail(now, fmt.Sprintf("sent what is no frame: %v", err))
 			return len(src)
