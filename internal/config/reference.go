@@ -1,9 +1,12 @@
 package config
 
 import (
+	"cmp"
 	"fmt"
 	"io"
+	"maps"
 	"reflect"
+	"slices"
 	"strings"
 )
 
@@ -100,4 +103,47 @@ func writeStruct(w io.Writer, indent string, v reflect.Value) {
 			fmt.Fprintf(w, "%s%s: %s\n", indent, key, text(field))
 		}
 	}
+}
+
+// Value is what one key is set to.
+type Value struct {
+	Key   string `json:"key"`
+	Value string `json:"value"`
+	From  string `json:"from"` // file:line, an environment variable, --set or default
+}
+
+// Values lists what every key is set to, the keys of each cluster included. Secrets are only ever named by their files.
+func (c *Config) Values() []Value {
+	return c.appendValues(nil, "", reflect.ValueOf(c).Elem())
+}
+
+func (c *Config) appendValues(dst []Value, path string, v reflect.Value) []Value {
+	for f, field := range v.Fields() {
+		if !f.IsExported() {
+			continue
+		}
+		full := join(path, f.Tag.Get("key"))
+		switch {
+		case field.Kind() == reflect.Struct:
+			dst = c.appendValues(dst, full, field)
+		case field.Type() == reflect.TypeFor[map[string]*Cluster]():
+			for _, name := range slices.Sorted(maps.Keys(c.Clusters)) {
+				dst = c.appendValues(dst, full+"."+name, reflect.ValueOf(c.Clusters[name]).Elem())
+			}
+		default:
+			value := text(field)
+			switch x := field.Interface().(type) {
+			case []string:
+				value = "[" + strings.Join(x, ", ") + "]"
+			case map[string]string:
+				var pairs []string
+				for _, from := range slices.Sorted(maps.Keys(x)) {
+					pairs = append(pairs, from+" → "+x[from])
+				}
+				value = "{" + strings.Join(pairs, ", ") + "}"
+			}
+			dst = append(dst, Value{Key: full, Value: value, From: cmp.Or(c.origin[full], "default")})
+		}
+	}
+	return dst
 }
