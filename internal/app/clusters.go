@@ -1,0 +1,184 @@
+package app
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"pointsman/core/cluster"
+	"pointsman/core/session"
+	"pointsman/zk"
+)
+
+// clusterKeeper follows the configured clusters: which brokers they have, whether they answer, what they can do. It
+// publishes each change as a new cluster.Set.
+type clusterKeeper struct {
+	log   *slog.Logger
+	loops poster
+
+	mu      sync.Mutex // serialises replacements of set; guards detail
+	set     atomic.Pointer[cluster.Set]
+	detail  map[string]string // why a cluster is not up
+	sources map[string]zk.DiscoveryConfig
+
+	probed chan struct{} // closed when every cluster was asked once
+}
+
+const (
+	// probeInterval is how often a cluster is asked.
+	probeInterval = 5 * time.Second
+	// probeTimeout is how long it has to answer; shorter than a lookup's own, so that trouble is seen in time.
+	probeTimeout = 5 * time.Second
+)
+
+func newClusterKeeper(set *cluster.Set, sources map[string]zk.DiscoveryConfig, log *slog.Logger) *clusterKeeper {
+	k := &clusterKeeper{log: log, detail: make(map[string]string), sources: sources, probed: make(chan struct{})}
+	k.set.Store(set)
+	return k
+}
+
+// run discovers and probes until ctx ends.
+func (k *clusterKeeper) run(ctx context.Context) {
+	var all, first sync.WaitGroup
+	for name, source := range k.sources {
+		all.Go(func() { k.discover(ctx, name, source) })
+	}
+	for _, name := range k.set.Load().Names() {
+		first.Add(1)
+		all.Go(func() { k.probe(ctx, name, sync.OnceFunc(first.Done)) })
+	}
+	first.Wait()
+	close(k.probed)
+	all.Wait()
+}
+
+func (k *clusterKeeper) replace(change func(*cluster.Set) *cluster.Set) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.set.Store(change(k.set.Load()))
+}
+
+func (k *clusterKeeper) discover(ctx context.Context, name string, source zk.DiscoveryConfig) {
+	err := zk.Discover(ctx, source, func(found []zk.Broker) {
+		var brokers []cluster.Broker
+		for _, b := range found {
+			if broker, ok := k.brokerOf(name, b); ok {
+				brokers = append(brokers, broker)
+			}
+		}
+		k.mu.Lock()
+		next, err := k.set.Load().WithBrokers(name, brokers)
+		if err == nil {
+			k.set.Store(next)
+		}
+		k.mu.Unlock()
+		if err != nil {
+			k.log.Error("the brokers of a cluster cannot be used; the last ones stay", "cluster", name, "err", err)
+			return
+		}
+		k.log.Info("brokers of a cluster", "cluster", name, "brokers", len(brokers))
+	})
+	if err != nil && ctx.Err() == nil {
+		k.log.Error("brokers of a cluster cannot be discovered", "cluster", name, "err", err)
+	}
+}
+
+// brokerOf takes the addresses of one registration.
+func (k *clusterKeeper) brokerOf(name string, b zk.Broker) (broker cluster.Broker, ok bool) {
+	addr, _, err := cluster.ParseBrokerURL(b.ServiceURL)
+	if err != nil {
+		k.log.Warn("a broker registers no plaintext address that can be used", "cluster", name, "broker", b.ID, "err", err)
+		return cluster.Broker{}, false
+	}
+	broker.Addr = addr
+	for _, l := range b.Listeners {
+		if alias, _, err := cluster.ParseBrokerURL(l.ServiceURL); err == nil && alias != addr {
+			broker.Aliases = append(broker.Aliases, alias)
+		}
+	}
+	return broker, true
+}
+
+// probe asks the cluster again and again, by a lookup as a client makes it: a TCP connection proves nothing.
+func (k *clusterKeeper) probe(ctx context.Context, name string, first func()) {
+	defer first()
+	var health cluster.Health
+	ticker := time.NewTicker(probeInterval)
+	defer ticker.Stop()
+	for {
+		a, err := askCluster(ctx, k.loops, session.RequestLookup, name, session.ProbeTopic, probeTimeout)
+		if ctx.Err() != nil {
+			return
+		}
+		ok := err == nil && (!a.Failed() || a.FromBroker())
+		before := health.State
+		health = health.Observe(time.Now(), ok, cluster.DefaultHealthPolicy())
+		k.note(name, health.State, ok, err, a)
+		if health.State != before {
+			k.log.Info("health of a cluster changed", "cluster", name, "health", health.State.String(), "was", before.String(), "detail", k.detailOf(name))
+		}
+		first()
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+func (k *clusterKeeper) note(name string, state cluster.State, ok bool, err error, a session.Answer) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	set := k.set.Load().WithHealth(name, state)
+	if a.Connected != nil {
+		set = set.WithCapabilities(name, capabilitiesOf(a.Connected))
+	}
+	k.set.Store(set)
+	switch {
+	case err != nil:
+		k.detail[name] = err.Error()
+	case !ok:
+		k.detail[name] = a.Text
+	default:
+		delete(k.detail, name)
+	}
+}
+
+func (k *clusterKeeper) detailOf(name string) string {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.detail[name]
+}
+
+var errLoopGone = errors.New("the event loop has ended")
+
+// askCluster puts a question of the proxy's own through the first loop and waits for the answer.
+func askCluster(ctx context.Context, loops poster, kind session.RequestKind, name, topic string, timeout time.Duration) (session.Answer, error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	answers := make(chan session.Answer, 1)
+	posted := loops.Post(0, func(now time.Time, sh *session.Shard) {
+		sh.Ask(now, kind, name, topic, func(a session.Answer) { answers <- a })
+	})
+	if !posted {
+		return session.Answer{}, errLoopGone
+	}
+	select {
+	case a := <-answers:
+		return a, nil
+	case <-ctx.Done():
+		return session.Answer{}, &noAnswerError{name, topic, timeout}
+	}
+}
+
+type noAnswerError struct {
+	cluster, topic string
+	timeout        time.Duration
+}
+
+func (e *noAnswerError) Error() string {
+	return "cluster " + e.cluster + " did not answer about " + e.topic + " within " + e.timeout.String()
+}

@@ -1,0 +1,142 @@
+package app
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"pointsman/core/route"
+	"pointsman/store"
+)
+
+// diskCopy is the last good map on the disk of a proxy whose store is elsewhere: what is served after a restart while
+// the store is away. The file is a JSON header line, the stored buckets, each with index and length in front, and a
+// SHA-256 of all of it.
+type diskCopy struct{ path string }
+
+type copyHeader struct {
+	Format  int          `json:"format"`
+	Saved   time.Time    `json:"saved"`
+	Digest  string       `json:"digest"`
+	Buckets int          `json:"buckets"`
+	Rules   []route.Rule `json:"rules"`
+}
+
+const copyFormat = 1
+
+// newDiskCopy makes the directory when it is missing.
+func newDiskCopy(dir string) (*diskCopy, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("state_dir: %w", err)
+	}
+	return &diskCopy{path: filepath.Join(dir, "last-good-map")}, nil
+}
+
+// save replaces the copy, atomically and durably.
+func (d *diskCopy) save(table *route.Table, now time.Time) error {
+	var buckets [][]byte
+	for i := range route.BucketCount {
+		entries := table.Entries(i)
+		if len(entries) == 0 {
+			continue
+		}
+		body := store.NewBucket(entries).Append(nil)
+		frame := binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint16(nil, uint16(i)), uint32(len(body)))
+		buckets = append(buckets, append(frame, body...))
+	}
+	head, err := json.Marshal(copyHeader{copyFormat, now.UTC(), table.Digest(), len(buckets), table.Rules()})
+	if err != nil {
+		return err
+	}
+	body := append(append(head, '\n'), slices.Concat(buckets...)...)
+	sum := sha256.Sum256(body)
+	return writeDurably(d.path, append(body, sum[:]...))
+}
+
+// load reads the copy; a nil table means that there is none.
+func (d *diskCopy) load() (*route.Table, time.Time, error) {
+	raw, err := os.ReadFile(d.path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, time.Time{}, nil
+	}
+	if err != nil {
+		return nil, time.Time{}, err
+	}
+	table, saved, err := parseCopy(raw)
+	if err != nil {
+		return nil, time.Time{}, fmt.Errorf("the last good map in %s cannot be used (remove the file to start without it): %w", d.path, err)
+	}
+	return table, saved, nil
+}
+
+func parseCopy(raw []byte) (*route.Table, time.Time, error) {
+	if len(raw) < sha256.Size {
+		return nil, time.Time{}, errors.New("it is cut off")
+	}
+	body := raw[:len(raw)-sha256.Size]
+	if sum := sha256.Sum256(body); string(sum[:]) != string(raw[len(body):]) {
+		return nil, time.Time{}, errors.New("its checksum does not match")
+	}
+	end := slices.Index(body, '\n')
+	if end < 0 {
+		return nil, time.Time{}, errors.New("it has no header")
+	}
+	var head copyHeader
+	if err := json.Unmarshal(body[:end], &head); err != nil {
+		return nil, time.Time{}, fmt.Errorf("header: %w", err)
+	}
+	if head.Format != copyFormat {
+		return nil, time.Time{}, fmt.Errorf("format %d, this version knows %d", head.Format, copyFormat)
+	}
+	body = body[end+1:]
+	buckets := make(map[int][]route.Entry, head.Buckets)
+	for range head.Buckets {
+		if len(body) < 6 || len(body)-6 < int(binary.BigEndian.Uint32(body[2:])) {
+			return nil, time.Time{}, errors.New("a bucket is cut off")
+		}
+		index, size := int(binary.BigEndian.Uint16(body)), int(binary.BigEndian.Uint32(body[2:]))
+		bucket, err := store.DecodeBucket(index, body[6:6+size])
+		if err != nil {
+			return nil, time.Time{}, err
+		}
+		buckets[index] = bucket.Entries()
+		body = body[6+size:]
+	}
+	table, _, err := route.Empty().With(buckets, &head.Rules)
+	if err != nil {
+		return nil, time.Time{}, err
+	}
+	if table.Digest() != head.Digest {
+		return nil, time.Time{}, fmt.Errorf("its content has digest %s, its header says %s", table.Digest(), head.Digest)
+	}
+	return table, head.Saved, nil
+}
+
+// writeDurably replaces a file so that a crash leaves the old or the new one.
+func writeDurably(path string, data []byte) error {
+	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.Remove(f.Name()) }()
+	_, err = f.Write(data)
+	err = errors.Join(err, f.Sync(), f.Close())
+	if err != nil {
+		return err
+	}
+	if err := os.Rename(f.Name(), path); err != nil {
+		return err
+	}
+	dir, err := os.Open(filepath.Dir(path))
+	if err != nil {
+		return err
+	}
+	return errors.Join(dir.Sync(), dir.Close())
+}

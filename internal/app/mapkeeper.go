@@ -1,0 +1,339 @@
+package app
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"pointsman/core/route"
+	"pointsman/core/session"
+	"pointsman/core/switching"
+	"pointsman/store"
+)
+
+// mapKeeper follows the map in the store: it builds the table that all loops read, and has the handles evicted whose
+// topics have moved. Its update method is called by the store's watch, one call at a time.
+type mapKeeper struct {
+	store store.Store
+	log   *slog.Logger
+	loops poster
+	copy  *diskCopy // nil without a state directory
+	self  func() store.Proxy
+
+	table   atomic.Pointer[route.Table]
+	served  atomic.Bool // a map was loaded, from the store or from the disk
+	synced  atomic.Bool // the store has delivered the whole map since the start
+	bad     atomic.Int64
+	changed chan struct{} // capacity 1: the table was replaced
+
+	// Owned by the watch:
+	initial store.Update // what came before the map was whole
+	badNow  map[int]bool
+
+	work  chan func() // evictions whose switch record has to be read first
+	tasks sync.WaitGroup
+}
+
+// poster runs functions on event loops.
+type poster interface {
+	Loops() int
+	Post(loop int, fn func(now time.Time, sh *session.Shard)) bool
+}
+
+const (
+	// evictionWorkers is how many switch records are read at a time.
+	evictionWorkers = 8
+	// recordTimeout bounds the reading of a switch record; without it clients go by an ordinary lookup.
+	recordTimeout = time.Second
+	// ackTimeout bounds the writing of an ack.
+	ackTimeout = 10 * time.Second
+)
+
+func newMapKeeper(st store.Store, log *slog.Logger, copy *diskCopy) *mapKeeper {
+	k := &mapKeeper{store: st, log: log, copy: copy, changed: make(chan struct{}, 1), badNow: make(map[int]bool), work: make(chan func(), 1024)}
+	k.table.Store(route.Empty())
+	return k
+}
+
+// loadCopy serves the map from the disk until the store answers.
+func (k *mapKeeper) loadCopy() error {
+	if k.copy == nil {
+		return nil
+	}
+	table, saved, err := k.copy.load()
+	if err != nil || table == nil {
+		return err
+	}
+	k.table.Store(table)
+	k.served.Store(true)
+	k.log.Info("serving the map from the disk until the store answers", "saved", saved.Format(time.RFC3339), "entries", table.Len(), "digest", table.Digest())
+	return nil
+}
+
+// run follows the store until ctx ends.
+func (k *mapKeeper) run(ctx context.Context) error {
+	for range evictionWorkers {
+		k.tasks.Go(func() {
+			for {
+				select {
+				case f := <-k.work:
+					f()
+				case <-ctx.Done():
+					return
+				}
+			}
+		})
+	}
+	k.tasks.Go(func() { k.saveChanges(ctx) })
+	err := k.store.Watch(ctx, func(u store.Update) { k.update(ctx, u) })
+	if ctx.Err() != nil {
+		err = nil
+	}
+	k.tasks.Wait()
+	return err
+}
+
+// update takes one event of the watch.
+func (k *mapKeeper) update(ctx context.Context, u store.Update) {
+	k.noteBad(u)
+	if !k.synced.Load() {
+		k.collect(u)
+		if !u.Synced {
+			return
+		}
+		// Only now is known what is not in the map: the disk's copy may have more.
+		u = k.initial
+		k.initial = store.Update{}
+		for i := range route.BucketCount {
+			if _, ok := u.Buckets[i]; !ok && u.Bad[i] == nil {
+				u.Buckets[i] = nil
+			}
+		}
+		k.apply(ctx, u, false)
+		k.synced.Store(true)
+		k.served.Store(true)
+		k.log.Info("the map is loaded", "entries", k.table.Load().Len(), "rules", len(k.table.Load().Rules()), "digest", k.table.Load().Digest())
+		return
+	}
+	k.apply(ctx, u, true)
+}
+
+func (k *mapKeeper) collect(u store.Update) {
+	if k.initial.Buckets == nil {
+		k.initial.Buckets = make(map[int][]route.Entry)
+		k.initial.Bad = make(map[int]error)
+	}
+	for i, entries := range u.Buckets {
+		k.initial.Buckets[i] = entries
+		delete(k.initial.Bad, i)
+	}
+	for i, err := range u.Bad {
+		k.initial.Bad[i] = err
+	}
+	if u.Rules != nil {
+		k.initial.Rules = u.Rules
+	}
+}
+
+func (k *mapKeeper) noteBad(u store.Update) {
+	for i, err := range u.Bad {
+		k.badNow[i] = true
+		k.log.Error("a part of the map cannot be used; the last good one stays in force", "part", partName(i), "err", err)
+	}
+	for i := range u.Buckets {
+		delete(k.badNow, i)
+	}
+	if u.Rules != nil {
+		delete(k.badNow, -1)
+	}
+	k.bad.Store(int64(len(k.badNow)))
+}
+
+func partName(i int) string {
+	if i < 0 {
+		return "rules"
+	}
+	return fmt.Sprintf("routes/%04d", i)
+}
+
+// apply builds the next table, swaps it in, and has evicted what moved.
+func (k *mapKeeper) apply(ctx context.Context, u store.Update, hints bool) {
+	old := k.table.Load()
+	next, changes, err := old.With(u.Buckets, u.Rules)
+	if err != nil {
+		next, changes = k.applySingly(old, u)
+	}
+	if changes.Empty() {
+		return
+	}
+	k.table.Store(next)
+	select {
+	case k.changed <- struct{}{}:
+	default:
+	}
+	for _, topic := range changes.Topics {
+		e, _ := next.Entry(topic)
+		k.evictTopic(ctx, topic, e.SwitchID, hints)
+	}
+	if len(changes.Scopes) > 0 {
+		k.review(ctx, next, changes.Scopes, hints)
+	}
+}
+
+// applySingly is apply's way when something in u cannot be used: whatever can is.
+func (k *mapKeeper) applySingly(table *route.Table, u store.Update) (*route.Table, route.Changes) {
+	var all route.Changes
+	try := func(part int, buckets map[int][]route.Entry, rules *[]route.Rule) {
+		next, changes, err := table.With(buckets, rules)
+		if err != nil {
+			k.badNow[part] = true
+			k.bad.Store(int64(len(k.badNow)))
+			k.log.Error("a part of the map cannot be used; the last good one stays in force", "part", partName(part), "err", err)
+			return
+		}
+		table = next
+		all.Topics = append(all.Topics, changes.Topics...)
+		all.Scopes = append(all.Scopes, changes.Scopes...)
+	}
+	for i, entries := range u.Buckets {
+		try(i, map[int][]route.Entry{i: entries}, nil)
+	}
+	if u.Rules != nil {
+		try(-1, nil, u.Rules)
+	}
+	return table, all
+}
+
+// evictTopic has the handles of a moved topic closed on every loop, with the addresses that its switch looked up, and
+// acknowledges the switch.
+func (k *mapKeeper) evictTopic(ctx context.Context, topic, switchID string, hints bool) {
+	do := func(assigned map[string]string) {
+		k.onLoops(ctx, switchID, topic, func(now time.Time, sh *session.Shard, done func(session.Evicted)) {
+			sh.Evict(now, topic, assigned, done)
+		})
+	}
+	if switchID == "" || !hints {
+		do(nil)
+		return
+	}
+	k.later(ctx, func() { do(k.assigned(ctx, switchID)) })
+}
+
+func (k *mapKeeper) assigned(ctx context.Context, switchID string) map[string]string {
+	ctx, cancel := context.WithTimeout(ctx, recordTimeout)
+	defer cancel()
+	r, err := k.store.Switch(ctx, switchID)
+	if err != nil {
+		k.log.Warn("the record of a switch cannot be read: clients will look their topic up", "switch", switchID, "err", err)
+		return nil
+	}
+	return r.Assigned
+}
+
+// later runs f on a worker; when all are busy the watch waits.
+func (k *mapKeeper) later(ctx context.Context, f func()) {
+	select {
+	case k.work <- f:
+	case <-ctx.Done():
+	}
+}
+
+// review has every handle checked: a rule has changed.
+func (k *mapKeeper) review(ctx context.Context, table *route.Table, scopes []string, hints bool) {
+	switchID, name := "", ""
+	for _, scope := range scopes {
+		if r, ok := table.Rule(scope); ok && r.SwitchID != "" {
+			switchID, name = r.SwitchID, scope
+		}
+	}
+	if !hints {
+		switchID = ""
+	}
+	k.onLoops(ctx, switchID, name, func(now time.Time, sh *session.Shard, done func(session.Evicted)) { sh.Review(now, done) })
+}
+
+// onLoops runs an eviction on every loop; when all have ended it acknowledges the switch.
+func (k *mapKeeper) onLoops(ctx context.Context, switchID, name string, start func(time.Time, *session.Shard, func(session.Evicted))) {
+	g := &gathering{left: k.loops.Loops()}
+	finish := func(e session.Evicted) {
+		total, last := g.add(e)
+		if !last {
+			return
+		}
+		if total.Producers+total.Consumers > 0 {
+			k.log.Info("clients were told that their topic moved", "topic", name, "switch", switchID,
+				"producers", total.Producers, "consumers", total.Consumers, "unresolved", total.Unresolved)
+		}
+		if switchID != "" {
+			// This runs on an event loop: the ack is written elsewhere.
+			go k.acknowledge(ctx, switchID, total)
+		}
+	}
+	for i := range k.loops.Loops() {
+		if !k.loops.Post(i, func(now time.Time, sh *session.Shard) { start(now, sh, finish) }) {
+			finish(session.Evicted{})
+		}
+	}
+}
+
+// gathering sums what the loops report.
+type gathering struct {
+	mu    sync.Mutex // guards all
+	left  int
+	total session.Evicted
+}
+
+func (g *gathering) add(e session.Evicted) (total session.Evicted, last bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.left--
+	g.total = g.total.Add(e)
+	return g.total, g.left == 0
+}
+
+func (k *mapKeeper) acknowledge(ctx context.Context, switchID string, e session.Evicted) {
+	ctx, cancel := context.WithTimeout(ctx, ackTimeout)
+	defer cancel()
+	self := k.self()
+	err := k.store.PutAck(ctx, switchID, switching.Ack{
+		Proxy: self.ID, Incarnation: self.Incarnation, Producers: e.Producers, Consumers: e.Consumers, Unresolved: e.Unresolved, At: time.Now(),
+	})
+	if err != nil && ctx.Err() == nil {
+		k.log.Warn("a switch could not be acknowledged: it will be shown as incomplete", "switch", switchID, "err", err)
+	}
+}
+
+// saveEvery is how often the table is written to the disk at most.
+const saveEvery = 2 * time.Second
+
+// saveChanges keeps the copy on the disk up to date.
+func (k *mapKeeper) saveChanges(ctx context.Context) {
+	if k.copy == nil {
+		return
+	}
+	ticker := time.NewTicker(saveEvery)
+	defer ticker.Stop()
+	saved := ""
+	save := func() {
+		table := k.table.Load()
+		if digest := table.Digest(); k.synced.Load() && digest != saved {
+			if err := k.copy.save(table, time.Now()); err != nil {
+				k.log.Error("the last good map could not be written to the disk", "err", err)
+				return
+			}
+			saved = digest
+		}
+	}
+	for {
+		select {
+		case <-ticker.C:
+			save()
+		case <-ctx.Done():
+			save()
+			return
+		}
+	}
+}

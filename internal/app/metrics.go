@@ -1,0 +1,185 @@
+package app
+
+import (
+	"strconv"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"pointsman/core/cluster"
+	"pointsman/core/session"
+	"pointsman/netio"
+)
+
+// collector reads the counters of all parts when it is scraped. Names that the official proxy has keep its meaning
+// (pulsar_proxy_…); everything else is pointsman_…. Nothing is labelled by topic or client: the number of series is fixed by the configuration.
+type collector struct {
+	app *App
+	all []metric
+}
+
+// metric is one family: read calls emit once per series.
+type metric struct {
+	desc *prometheus.Desc
+	kind prometheus.ValueType
+	read func(emit func(value float64, labels ...string))
+}
+
+func newCollector(a *App) *collector {
+	c := &collector{app: a}
+	c.add()
+	return c
+}
+
+// Describe implements prometheus.Collector.
+func (c *collector) Describe(ch chan<- *prometheus.Desc) {
+	for _, m := range c.all {
+		ch <- m.desc
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (c *collector) Collect(ch chan<- prometheus.Metric) {
+	for _, m := range c.all {
+		m.read(func(value float64, labels ...string) {
+			ch <- prometheus.MustNewConstMetric(m.desc, m.kind, value, labels...)
+		})
+	}
+}
+
+func (c *collector) family(kind prometheus.ValueType, name, help string, labels []string, read func(emit func(float64, ...string))) {
+	c.all = append(c.all, metric{prometheus.NewDesc(name, help, labels, nil), kind, read})
+}
+
+func (c *collector) counter(name, help string, read func(*session.Counters) uint64) {
+	c.family(prometheus.CounterValue, name, help, nil, func(emit func(float64, ...string)) {
+		var sum uint64
+		for _, sh := range c.app.shards {
+			sum += read(sh.Counters())
+		}
+		emit(float64(sum))
+	})
+}
+
+func (c *collector) gauge(name, help string, read func(*session.Counters) int64) {
+	c.family(prometheus.GaugeValue, name, help, nil, func(emit func(float64, ...string)) {
+		var sum int64
+		for _, sh := range c.app.shards {
+			sum += read(sh.Counters())
+		}
+		emit(float64(sum))
+	})
+}
+
+func (c *collector) add() {
+	c.gauge("pulsar_proxy_active_connections", "Client connections that are open.", func(s *session.Counters) int64 { return s.Active.Load() })
+	c.counter("pulsar_proxy_new_connections", "Client connections accepted.", func(s *session.Counters) uint64 { return s.Accepted.Load() })
+	c.loops(prometheus.CounterValue, "pulsar_proxy_rejected_connections", "Client connections closed at once because of limits.connections.", func(l netio.LoopStats) float64 { return float64(l.Refused) })
+	c.counter("pulsar_proxy_binary_ops", "Frames taken from clients and brokers.", func(s *session.Counters) uint64 { return s.ClientFrames.Load() + s.BrokerFrames.Load() })
+	c.counter("pulsar_proxy_binary_bytes", "Bytes taken from clients and brokers.", func(s *session.Counters) uint64 { return s.ClientBytes.Load() + s.BrokerBytes.Load() })
+	for kind, name := range map[session.RequestKind]string{
+		session.RequestLookup: "lookup", session.RequestPartitions: "partitions_metadata", session.RequestTopics: "get_topics_of_namespace", session.RequestSchema: "get_schema",
+	} {
+		c.counter("pulsar_proxy_"+name+"_requests", "Requests of clients of that kind.", func(s *session.Counters) uint64 { return s.Requests[kind].Load() })
+		c.counter("pulsar_proxy_rejected_"+name+"_requests", "Requests answered with TooManyRequests because of limits.lookups_per_cluster.", func(s *session.Counters) uint64 { return s.Throttled[kind].Load() })
+	}
+
+	c.gauge("pointsman_bridged_connections", "Client connections with a connection to a broker.", func(s *session.Counters) int64 { return s.Bridged.Load() })
+	c.gauge("pointsman_handles", "Producers and consumers that are open.", func(s *session.Counters) int64 { return s.Handles.Load() })
+	c.gauge("pointsman_lookup_connections", "Shared connections to brokers for lookups.", func(s *session.Counters) int64 { return s.UpstreamConns.Load() })
+	c.counter("pointsman_client_bytes_total", "Bytes taken from clients.", func(s *session.Counters) uint64 { return s.ClientBytes.Load() })
+	c.counter("pointsman_broker_bytes_total", "Bytes taken from brokers on bridged connections.", func(s *session.Counters) uint64 { return s.BrokerBytes.Load() })
+	c.counter("pointsman_dropped_frames_total", "Frames of evicted producers and consumers that were dropped, both directions.", func(s *session.Counters) uint64 { return s.DroppedFrames.Load() })
+	c.counter("pointsman_coalesced_lookups_total", "Requests answered by the answer to an identical one under way.", func(s *session.Counters) uint64 { return s.Coalesced.Load() })
+	c.counter("pointsman_evicted_producers_total", "Producers closed because their topic moved.", func(s *session.Counters) uint64 { return s.EvictedProducers.Load() })
+	c.counter("pointsman_evicted_consumers_total", "Consumers closed because their topic moved.", func(s *session.Counters) uint64 { return s.EvictedConsumers.Load() })
+	c.counter("pointsman_unresolved_evictions_total", "Producers evicted although a SEND had no receipt within eviction.receipt_wait: duplicates are possible.", func(s *session.Counters) uint64 { return s.Unresolved.Load() })
+	c.gauge("pointsman_eviction_queue", "Producers and consumers whose topic moved and that wait for their turn.", func(s *session.Counters) int64 { return s.EvictQueue.Load() })
+
+	c.family(prometheus.CounterValue, "pointsman_closed_connections_total", "Client connections closed, by who was the cause, why, and whether the client may simply come back.", []string{"side", "reason", "retry"}, func(emit func(float64, ...string)) {
+		for _, cause := range session.Causes() {
+			var sum uint64
+			for _, sh := range c.app.shards {
+				sum += sh.Counters().Closed[cause].Load()
+			}
+			emit(float64(sum), cause.Side().String(), cause.Code(), strconv.FormatBool(cause.RetrySafe()))
+		}
+	})
+	c.family(prometheus.CounterValue, "pointsman_refused_requests_total", "Requests answered with an error of the proxy's own, by reason.", []string{"reason"}, func(emit func(float64, ...string)) {
+		for _, reason := range session.Refusals() {
+			var sum uint64
+			for _, sh := range c.app.shards {
+				sum += sh.Counters().Refused[reason].Load()
+			}
+			emit(float64(sum), reason.String())
+		}
+	})
+	c.perCluster(prometheus.GaugeValue, "pointsman_cluster_bridged_connections", "Client connections that lead to the cluster.", func(s *session.ClusterCounters) float64 { return float64(s.Bridged.Load()) })
+	c.perCluster(prometheus.GaugeValue, "pointsman_cluster_lookup_connections", "Shared connections to the cluster for lookups.", func(s *session.ClusterCounters) float64 { return float64(s.UpstreamConns.Load()) })
+	c.perCluster(prometheus.CounterValue, "pointsman_cluster_lookups_total", "Requests that the cluster answered.", func(s *session.ClusterCounters) float64 { return float64(s.Lookups.Load()) })
+	c.perCluster(prometheus.CounterValue, "pointsman_cluster_lookup_failures_total", "Requests that ended in an error.", func(s *session.ClusterCounters) float64 { return float64(s.LookupFailures.Load()) })
+	c.perCluster(prometheus.CounterValue, "pointsman_cluster_dial_failures_total", "Connections to brokers of the cluster that failed before or in the handshake.", func(s *session.ClusterCounters) float64 { return float64(s.DialFailures.Load()) })
+	c.family(prometheus.GaugeValue, "pointsman_cluster_up", "1 when lookups to the cluster answer, 0 when they do not, -1 when it is not known yet.", []string{"target_cluster"}, func(emit func(float64, ...string)) {
+		set := c.app.clusters.set.Load()
+		for _, name := range set.Names() {
+			one, _ := set.Get(name)
+			value := map[cluster.State]float64{cluster.Up: 1, cluster.Down: 0, cluster.Unknown: -1}[one.Health()]
+			emit(value, name)
+		}
+	})
+	c.family(prometheus.GaugeValue, "pointsman_cluster_brokers", "Brokers of the cluster that are known.", []string{"target_cluster"}, func(emit func(float64, ...string)) {
+		set := c.app.clusters.set.Load()
+		for _, name := range set.Names() {
+			one, _ := set.Get(name)
+			emit(float64(len(one.Brokers())), name)
+		}
+	})
+
+	c.value("pointsman_map_entries", "Exact entries of the map that is served.", func() float64 { return float64(c.app.Table().Len()) })
+	c.value("pointsman_map_rules", "Rules of the map that is served.", func() float64 { return float64(len(c.app.Table().Rules())) })
+	c.value("pointsman_map_age_seconds", "Time since the map store last answered.", func() float64 { return c.app.MapAge().Seconds() })
+	c.value("pointsman_map_bad_parts", "Parts of the stored map that cannot be used; their last good value is served.", func() float64 { return float64(c.app.maps.bad.Load()) })
+	c.value("pointsman_map_store_connected", "1 while the map store can be reached.", func() float64 {
+		if c.app.store.Status().Connected {
+			return 1
+		}
+		return 0
+	})
+	c.value("pointsman_ready", "1 when /readyz says yes.", func() float64 {
+		if ok, _ := c.app.Ready(); ok {
+			return 1
+		}
+		return 0
+	})
+	c.value("pointsman_buffer_bytes", "Memory of all queues for peers that do not read; its limit is limits.buffer_memory.", func() float64 { return float64(c.app.engine.Stats().BufferMemory) })
+	c.loops(prometheus.GaugeValue, "pointsman_loop_connections", "Connections of the event loop, both sides.", func(l netio.LoopStats) float64 { return float64(l.Conns) })
+	c.loops(prometheus.GaugeValue, "pointsman_loop_utilisation", "Busy share of the event loop, 0 to 1.", func(l netio.LoopStats) float64 { return l.Utilisation })
+	c.loops(prometheus.GaugeValue, "pointsman_loop_paused_connections", "Connections that are not read because their peer is full.", func(l netio.LoopStats) float64 { return float64(l.Paused) })
+	c.loops(prometheus.CounterValue, "pointsman_loop_reads_total", "read system calls.", func(l netio.LoopStats) float64 { return float64(l.Reads) })
+	c.loops(prometheus.CounterValue, "pointsman_loop_writes_total", "write system calls.", func(l netio.LoopStats) float64 { return float64(l.Writes) })
+	c.loops(prometheus.CounterValue, "pointsman_loop_spliced_bytes_total", "Bytes that were moved inside the kernel.", func(l netio.LoopStats) float64 { return float64(l.SplicedBytes) })
+	c.loops(prometheus.CounterValue, "pointsman_loop_ports_used_up_total", "Dials that failed because no source port was free.", func(l netio.LoopStats) float64 { return float64(l.PortsUsedUp) })
+}
+
+func (c *collector) value(name, help string, read func() float64) {
+	c.family(prometheus.GaugeValue, name, help, nil, func(emit func(float64, ...string)) { emit(read()) })
+}
+
+func (c *collector) perCluster(kind prometheus.ValueType, name, help string, read func(*session.ClusterCounters) float64) {
+	c.family(kind, name, help, []string{"target_cluster"}, func(emit func(float64, ...string)) {
+		for _, cluster := range c.app.info.Clusters {
+			var sum float64
+			for _, sh := range c.app.shards {
+				sum += read(sh.Counters().Clusters[cluster])
+			}
+			emit(sum, cluster)
+		}
+	})
+}
+
+func (c *collector) loops(kind prometheus.ValueType, name, help string, read func(netio.LoopStats) float64) {
+	c.family(kind, name, help, []string{"loop"}, func(emit func(float64, ...string)) {
+		for i, l := range c.app.engine.Stats().Loops {
+			emit(read(l), strconv.Itoa(i))
+		}
+	})
+}
