@@ -17,23 +17,22 @@ import (
 
 // topic is one topic or partition. Guarded by cluster.mu, as everything that hangs on it.
 type topic struct {
-	cluster    *Cluster
-	name       string
-	partition  int32
-	owner      *Broker
-	ledger     uint64
-	nextEntry  uint64
-	first      int64 // position of entries[0]; positions count entries from the topic's birth and are never reused
-	entries    []*entry
-	bytes      int
-	lastID     [2]uint64 // ledger and entry of the last entry ever written
-	written    int64
-	subs       map[string]*subscription
-	producers  []*producer
-	waiting    []*producer // for exclusive access
-	cursors    map[*direction]int64
-	epoch      uint64 // of exclusive producers
-	generation int    // grows with every unload
+	cluster   *Cluster
+	name      string
+	partition int32
+	owner     *Broker
+	ledger    uint64
+	nextEntry uint64
+	first     int64 // position of entries[0]; positions count entries from the topic's birth and are never reused
+	entries   []*entry
+	bytes     int
+	lastID    [2]uint64 // ledger and entry of the last entry ever written
+	written   int64
+	subs      map[string]*subscription
+	producers []*producer
+	waiting   []*producer // for exclusive access
+	cursors   map[*direction]int64
+	epoch     uint64 // of exclusive producers
 }
 
 // entry is one stored message or batch. Immutable but for peer.
