@@ -98,13 +98,12 @@ func RemoveRule(t *Table, scope, listenerDefault string) (*Rule, error) {
 func (t *Table) highest(scope string) uint64 {
 	highest := uint64(0)
 	for _, s := range t.shards {
-		for i := range s.records {
-			r := &s.records[i]
-			if uint64(r.epoch) <= highest {
+		for r, ok := s.next(0); ok; r, ok = s.next(r) {
+			if s.epoch(r) <= highest {
 				continue
 			}
 			if topic, err := ParseTopic(s.name(r)); err == nil && topic.In(scope) {
-				highest = uint64(r.epoch)
+				highest = s.epoch(r)
 			}
 		}
 	}

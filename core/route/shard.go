@@ -10,36 +10,25 @@ import (
 )
 
 // shard is one bucket's entries: immutable after newShard, and without a pointer per entry, so that a million topics cost the
-// garbage collector nothing. All text is in one arena; slots is an open-addressed index (linear probing) into records.
+// garbage collector nothing. slots is an open-addressed index (linear probing) of records in the arena; the index and
+// the record with its name beside it are the only two places of memory that a lookup has to wait for.
 type shard struct {
-	slots    []uint32 // 0 = free, else tag<<indexBits | record+1
-	records  []record
-	extras   []extra
+	slots    []uint32 // 0 = free, else tag<<offsetBits | offset of the record in units of recordAlign
+	arena    string   // records: see recordHead
 	clusters []string // distinct cluster names of this shard; "" among them for floors
-	arena    string
+	count    int
 	digest   uint64 // sum of the entries' hashes
 }
 
-// record is one entry: 16 bytes besides its name.
-type record struct {
-	name    uint32 // start in the arena
-	nameLen uint16
-	cluster uint16 // index into clusters
-	epoch   uint32
-	extra   uint32 // 0 = none, else index into extras + 1
-}
-
-// extra is what few entries have: those that a switch has written.
-type extra struct {
-	switchID    uint32 // start in the arena
-	switchIDLen uint16
-	state       State
-	attempt     uint32
-}
-
 const (
-	indexBits       = 20 // of a slot; the rest is a tag from the hash, which saves most looks at a wrong record
-	maxShardEntries = 1<<indexBits - 1
+	// A record is a head of fixed size (epoch 4 bytes, length of the name 2, index of the cluster 2, length of the extra part 2, state 1,
+	// 1 free; little endian), the name, and the extra part: nothing, or attempt (4 bytes) and switch id.
+	recordHead  = 12
+	recordAlign = 4
+	extraHead   = 4
+
+	offsetBits = 24 // of a slot; the rest is a tag from the hash, which saves most looks at a wrong record
+	maxArena   = recordAlign << offsetBits
 
 	// A name's hash is cut up: the low bits name the bucket, the next the tag, the upper half the slot.
 	bucketBits = 10
@@ -51,23 +40,26 @@ func hashName(base string) uint64 { return xxhash.Sum64String(base) }
 
 func bucketOf(h uint64) int { return int(h & (BucketCount - 1)) }
 
-func tagOf(h uint64) uint32 { return uint32(h>>bucketBits) << indexBits }
+func tagOf(h uint64) uint32 { return uint32(h>>bucketBits) << offsetBits }
 
 func slotOf(h uint64, slots int) int { return int((h >> 32) * uint64(slots) >> 32) }
 
-// find returns the record of base, or nil.
-func (s *shard) find(base string, h uint64) *record {
+// record is where a record begins in its shard's arena. 0 is none: the first begins at recordAlign.
+type record int
+
+// find returns the record of base, or 0.
+func (s *shard) find(base string, h uint64) record {
 	if len(s.slots) == 0 {
-		return nil
+		return 0
 	}
 	tag := tagOf(h)
 	for i := slotOf(h, len(s.slots)); ; {
 		slot := s.slots[i]
 		if slot == 0 {
-			return nil
+			return 0
 		}
-		if slot>>indexBits<<indexBits == tag {
-			if r := &s.records[slot&maxShardEntries-1]; s.name(r) == base {
+		if slot>>offsetBits<<offsetBits == tag {
+			if r := record(slot&(1<<offsetBits-1)) * recordAlign; s.name(r) == base {
 				return r
 			}
 		}
@@ -77,31 +69,48 @@ func (s *shard) find(base string, h uint64) *record {
 	}
 }
 
-func (s *shard) name(r *record) string { return s.arena[r.name : r.name+uint32(r.nameLen)] }
+// head is the head of a record; its length is known, so that reading it checks bounds once.
+func (s *shard) head(r record) string { return s.arena[r:][:recordHead] }
 
-func (s *shard) cluster(r *record) string { return s.clusters[r.cluster] }
+func u16(src string, at int) uint16 { return uint16(src[at]) | uint16(src[at+1])<<8 }
 
-func (s *shard) switchID(r *record) string {
-	if r.extra == 0 {
-		return ""
-	}
-	x := &s.extras[r.extra-1]
-	return s.arena[x.switchID : x.switchID+uint32(x.switchIDLen)]
+func u32(src string, at int) uint32 {
+	return uint32(src[at]) | uint32(src[at+1])<<8 | uint32(src[at+2])<<16 | uint32(src[at+3])<<24
 }
 
-func (s *shard) state(r *record) State {
-	if r.extra == 0 {
-		return StateActive
+func (s *shard) epoch(r record) uint64 { return uint64(u32(s.head(r), 0)) }
+
+func (s *shard) name(r record) string { return s.arena[r+recordHead:][:u16(s.head(r), 4)] }
+
+func (s *shard) cluster(r record) string { return s.clusters[u16(s.head(r), 6)] }
+
+func (s *shard) state(r record) State { return State(s.head(r)[10]) }
+
+// extra is the extra part of a record.
+func (s *shard) extra(r record) (attempt uint32, switchID string) {
+	head := s.head(r)
+	n := u16(head, 8)
+	if n == 0 {
+		return 0, ""
 	}
-	return s.extras[r.extra-1].state
+	part := s.arena[r+recordHead+record(u16(head, 4)):][:n]
+	return u32(part, 0), part[extraHead:]
 }
 
-func (s *shard) entry(r *record) Entry {
-	e := Entry{Topic: s.name(r), Cluster: s.cluster(r), State: s.state(r), Epoch: uint64(r.epoch), SwitchID: s.switchID(r)}
-	if r.extra != 0 {
-		e.Attempt = s.extras[r.extra-1].attempt
+// next is the record after r, or the first for 0; ok is false at the end: for r, ok := s.next(0); ok; r, ok = s.next(r).
+func (s *shard) next(r record) (record, bool) {
+	if r == 0 {
+		return recordAlign, s.count > 0
 	}
-	return e
+	head := s.head(r)
+	r += recordHead + record(u16(head, 4)) + record(u16(head, 8))
+	r = (r + recordAlign - 1) / recordAlign * recordAlign
+	return r, int(r) < len(s.arena)
+}
+
+func (s *shard) entry(r record) Entry {
+	attempt, switchID := s.extra(r)
+	return Entry{Topic: s.name(r), Cluster: s.cluster(r), State: s.state(r), Epoch: s.epoch(r), SwitchID: switchID, Attempt: attempt}
 }
 
 // newShard builds the shard of bucket from all its entries. It keeps no reference to them. intern gives equal cluster
@@ -110,26 +119,18 @@ func newShard(bucket int, entries []Entry, intern func(string) string) (*shard, 
 	if len(entries) == 0 {
 		return emptyShard, nil
 	}
-	if len(entries) > maxShardEntries {
-		return nil, fmt.Errorf("%d entries, more than the %d that one bucket holds", len(entries), maxShardEntries)
-	}
-	text, extras := 0, 0
+	size := recordAlign
 	for i := range entries {
-		text += len(entries[i].Topic) + len(entries[i].SwitchID)
-		if hasExtra(&entries[i]) {
-			extras++
-		}
+		size += recordSize(&entries[i])
 	}
-	if text > math.MaxUint32 {
-		return nil, fmt.Errorf("%d bytes of names, more than one bucket holds", text)
+	if size > maxArena {
+		return nil, fmt.Errorf("%d entries of %d bytes, more than the %d bytes that one bucket holds", len(entries), size, maxArena)
 	}
-	s := &shard{
-		slots:   make([]uint32, len(entries)+len(entries)/3+1), // at most three quarters full
-		records: make([]record, 0, len(entries)),
-		extras:  make([]extra, 0, extras),
-	}
+	s := &shard{slots: make([]uint32, len(entries)+len(entries)/3+1)} // at most three quarters full
 	var arena strings.Builder
-	arena.Grow(text)
+	arena.Grow(size)
+	arena.WriteString("\x00\x00\x00\x00")
+	var tmp [recordHead]byte
 	for i := range entries {
 		e := &entries[i]
 		if err := checkEntry(e); err != nil {
@@ -140,36 +141,54 @@ func newShard(bucket int, entries []Entry, intern func(string) string) (*shard, 
 			return nil, fmt.Errorf("the entry of %q belongs into bucket %d", clip(e.Topic), b)
 		}
 		s.arena = arena.String() // no copy: for find to compare against
-		if s.find(e.Topic, h) != nil {
+		if s.find(e.Topic, h) != 0 {
 			return nil, fmt.Errorf("the topic %q has two entries", clip(e.Topic))
 		}
 		cluster, err := s.internCluster(e.Cluster, intern)
 		if err != nil {
 			return nil, err
 		}
-		r := record{name: uint32(arena.Len()), nameLen: uint16(len(e.Topic)), cluster: cluster, epoch: uint32(e.Epoch)}
+		s.insert(h, uint32(arena.Len()/recordAlign))
+		head := binary.LittleEndian.AppendUint32(tmp[:0], uint32(e.Epoch))
+		head = binary.LittleEndian.AppendUint16(head, uint16(len(e.Topic)))
+		head = binary.LittleEndian.AppendUint16(head, cluster)
+		head = binary.LittleEndian.AppendUint16(head, uint16(extraSize(e)))
+		arena.Write(append(head, byte(e.State), 0))
 		arena.WriteString(e.Topic)
-		if hasExtra(e) {
-			s.extras = append(s.extras, extra{switchID: uint32(arena.Len()), switchIDLen: uint16(len(e.SwitchID)), state: e.State, attempt: e.Attempt})
+		if extraSize(e) > 0 {
+			arena.Write(binary.LittleEndian.AppendUint32(tmp[:0], e.Attempt))
 			arena.WriteString(e.SwitchID)
-			r.extra = uint32(len(s.extras))
 		}
-		s.records = append(s.records, r)
-		s.insert(h, uint32(len(s.records)))
+		for arena.Len()%recordAlign != 0 {
+			arena.WriteByte(0)
+		}
+		s.count++
 		s.digest += hashEntry(e)
 	}
 	s.arena = arena.String()
 	return s, nil
 }
 
-func (s *shard) insert(h uint64, n uint32) {
+func extraSize(e *Entry) int {
+	if e.SwitchID == "" && e.Attempt == 0 {
+		return 0
+	}
+	return extraHead + len(e.SwitchID)
+}
+
+func recordSize(e *Entry) int {
+	n := recordHead + len(e.Topic) + extraSize(e)
+	return (n + recordAlign - 1) / recordAlign * recordAlign
+}
+
+func (s *shard) insert(h uint64, offset uint32) {
 	i := slotOf(h, len(s.slots))
 	for s.slots[i] != 0 {
 		if i++; i == len(s.slots) {
 			i = 0
 		}
 	}
-	s.slots[i] = tagOf(h) | n
+	s.slots[i] = tagOf(h) | offset
 }
 
 func (s *shard) internCluster(name string, intern func(string) string) (uint16, error) {
@@ -187,26 +206,20 @@ func (s *shard) internCluster(name string, intern func(string) string) (uint16, 
 
 // diff adds to topics the names whose entries differ between s and next.
 func (s *shard) diff(next *shard, topics []string) []string {
-	if s == next {
-		return topics
-	}
-	for i := range next.records {
-		r := &next.records[i]
+	for r, ok := next.next(0); ok; r, ok = next.next(r) {
 		name := next.name(r)
-		if old := s.find(name, hashName(name)); old == nil || s.entry(old) != next.entry(r) {
+		if old := s.find(name, hashName(name)); old == 0 || s.entry(old) != next.entry(r) {
 			topics = append(topics, name)
 		}
 	}
-	for i := range s.records {
-		name := s.name(&s.records[i])
-		if next.find(name, hashName(name)) == nil {
+	for r, ok := s.next(0); ok; r, ok = s.next(r) {
+		name := s.name(r)
+		if next.find(name, hashName(name)) == 0 {
 			topics = append(topics, name)
 		}
 	}
 	return topics
 }
-
-func hasExtra(e *Entry) bool { return e.State != StateActive || e.SwitchID != "" || e.Attempt != 0 }
 
 // checkEntry refuses what a table must not hold.
 func checkEntry(e *Entry) error {

@@ -51,17 +51,18 @@ func (t *Table) Decide(topic Topic, listenerDefault string) Decision {
 	h := hashName(topic.base)
 	s := t.shards[bucketOf(h)]
 	r := s.find(topic.base, h)
-	if r == nil {
+	if r == 0 {
 		return t.DecideByRule(topic, listenerDefault)
 	}
 	if cluster := s.cluster(r); cluster != "" {
+		_, switchID := s.extra(r)
 		return Decision{
-			Cluster: cluster, Epoch: uint64(r.epoch), State: s.state(r),
-			Source: SourceTopic, Scope: topic.base, SwitchID: s.switchID(r),
+			Cluster: cluster, Epoch: s.epoch(r), State: s.state(r),
+			Source: SourceTopic, Scope: topic.base, SwitchID: switchID,
 		}
 	}
 	d := t.DecideByRule(topic, listenerDefault)
-	d.Epoch = max(d.Epoch, uint64(r.epoch))
+	d.Epoch = max(d.Epoch, s.epoch(r))
 	return d
 }
 
@@ -120,7 +121,7 @@ func (t *Table) Entry(base string) (Entry, bool) {
 	h := hashName(base)
 	s := t.shards[bucketOf(h)]
 	r := s.find(base, h)
-	if r == nil {
+	if r == 0 {
 		return Entry{}, false
 	}
 	return s.entry(r), true
@@ -129,8 +130,8 @@ func (t *Table) Entry(base string) (Entry, bool) {
 // Each yields all entries, floors included, in no particular order: for e := range table.Each.
 func (t *Table) Each(yield func(Entry) bool) {
 	for _, s := range t.shards {
-		for i := range s.records {
-			if !yield(s.entry(&s.records[i])) {
+		for r, ok := s.next(0); ok; r, ok = s.next(r) {
+			if !yield(s.entry(r)) {
 				return
 			}
 		}
@@ -140,9 +141,9 @@ func (t *Table) Each(yield func(Entry) bool) {
 // Entries returns the entries of one bucket, in no particular order; the slice is the caller's.
 func (t *Table) Entries(bucket int) []Entry {
 	s := t.shards[bucket]
-	entries := make([]Entry, len(s.records))
-	for i := range s.records {
-		entries[i] = s.entry(&s.records[i])
+	entries := make([]Entry, 0, s.count)
+	for r, ok := s.next(0); ok; r, ok = s.next(r) {
+		entries = append(entries, s.entry(r))
 	}
 	return entries
 }
@@ -210,7 +211,7 @@ func (t *Table) With(buckets map[int][]Entry, rules *[]Rule) (*Table, Changes, e
 			continue // the same content: keep the old memory
 		}
 		next.shards[bucket] = s
-		next.count += len(s.records) - len(old.records)
+		next.count += s.count - old.count
 		next.digest += s.digest - old.digest
 	}
 	if rules != nil {
