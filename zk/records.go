@@ -1,0 +1,315 @@
+package zk
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"pointsman/core/switching"
+	"pointsman/store"
+)
+
+// segmentSpan is the distance of the sequence numbers of two segments: HistoryEntry.Seq is segment × span + number.
+const segmentSpan = 1 << 32
+
+// historyBatch is how many history entries are read at a time.
+const historyBatch = 64
+
+// Switch implements store.Store.
+func (s *Store) Switch(ctx context.Context, id string) (switching.Record, error) {
+	ctx, cancel := withDefaultTimeout(ctx)
+	defer cancel()
+	if err := s.fresh(ctx); err != nil {
+		return switching.Record{}, err
+	}
+	r, _, err := s.record(ctx, id)
+	return r, err
+}
+
+func (s *Store) record(ctx context.Context, id string) (switching.Record, *zk.Stat, error) {
+	var r switching.Record
+	if store.CheckID("switch", id) != nil {
+		return r, nil, fmt.Errorf("switch %q: %w", id, store.ErrNotFound)
+	}
+	n, err := s.get(ctx, s.switchPath(id))
+	if err != nil {
+		return r, nil, err
+	}
+	if !n.exists() {
+		return r, nil, fmt.Errorf("switch %s: %w", id, store.ErrNotFound)
+	}
+	if err := decodeJSON(n.data, &r); err != nil {
+		return r, nil, fmt.Errorf("switch %s: %w", id, err)
+	}
+	return r, n.stat, nil
+}
+
+// Switches implements store.Store. The history tells which switches are the newest: their own nodes have no order.
+func (s *Store) Switches(ctx context.Context, limit int) ([]switching.Record, error) {
+	ctx, cancel := withDefaultTimeout(ctx)
+	defer cancel()
+	if err := s.fresh(ctx); err != nil {
+		return nil, err
+	}
+	var records []switching.Record
+	err := s.walkHistory(ctx, "s", limit, func(changes []store.HistoryEntry) error {
+		found := make([]*switching.Record, len(changes))
+		err := parallel(len(changes), func(i int) error {
+			r, _, err := s.record(ctx, changes[i].Switch)
+			if errors.Is(err, store.ErrNotFound) {
+				return nil
+			}
+			found[i] = &r
+			return err
+		})
+		for _, r := range found {
+			if r != nil {
+				records = append(records, *r)
+			}
+		}
+		return err
+	})
+	return records, err
+}
+
+// EndSwitch implements store.Store.
+func (s *Store) EndSwitch(ctx context.Context, id string, state switching.State, ended time.Time, note string) error {
+	ctx, cancel := withDefaultTimeout(ctx)
+	defer cancel()
+	if err := s.fresh(ctx); err != nil {
+		return err
+	}
+	for {
+		r, stat, err := s.record(ctx, id)
+		if err != nil {
+			return err
+		}
+		r.State, r.Ended, r.Note = state, ended, note
+		data, err := encodeJSON(r)
+		if err != nil {
+			return err
+		}
+		// Writing the same again does no harm, so a lost answer is simply repeated.
+		_, err = read(ctx, s.client, "writing switch "+id, func(c *zk.Conn) (*zk.Stat, error) { return c.Set(s.switchPath(id), data, stat.Version) })
+		if !errors.Is(err, zk.ErrBadVersion) && !errors.Is(err, zk.ErrNoNode) {
+			return err
+		}
+	}
+}
+
+// PutAck implements store.Store.
+func (s *Store) PutAck(ctx context.Context, id string, a switching.Ack) error {
+	name, err := ackName(a)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := withDefaultTimeout(ctx)
+	defer cancel()
+	if err := s.boot(ctx); err != nil {
+		return err
+	}
+	data, err := json.Marshal(a)
+	if err != nil {
+		return err
+	}
+	if store.CheckID("switch", id) != nil {
+		return fmt.Errorf("switch %q: %w", id, store.ErrNotFound)
+	}
+	err = s.put(ctx, s.switchPath(id)+"/acks/"+name, data)
+	if errors.Is(err, zk.ErrNoNode) {
+		return fmt.Errorf("switch %s: %w", id, store.ErrNotFound)
+	}
+	return err
+}
+
+// put writes a node and creates it when it is not there; zk.ErrNoNode when its parent is not.
+func (s *Store) put(ctx context.Context, path string, data []byte) error {
+	for {
+		_, err := read(ctx, s.client, "writing "+path, func(c *zk.Conn) (*zk.Stat, error) { return c.Set(path, data, -1) })
+		if !errors.Is(err, zk.ErrNoNode) {
+			return err
+		}
+		_, err = read(ctx, s.client, "creating "+path, func(c *zk.Conn) (string, error) { return c.Create(path, data, 0, s.acl) })
+		if !errors.Is(err, zk.ErrNodeExists) {
+			return err
+		}
+	}
+}
+
+func ackName(a switching.Ack) (string, error) {
+	if err := store.CheckID("proxy", a.Proxy); err != nil {
+		return "", err
+	}
+	if a.Incarnation == "" {
+		return a.Proxy + "@", nil
+	}
+	return a.Proxy + "@" + a.Incarnation, store.CheckID("incarnation", a.Incarnation)
+}
+
+// Acks implements store.Store.
+func (s *Store) Acks(ctx context.Context, id string) ([]switching.Ack, error) {
+	ctx, cancel := withDefaultTimeout(ctx)
+	defer cancel()
+	if err := s.fresh(ctx); err != nil {
+		return nil, err
+	}
+	if _, _, err := s.record(ctx, id); err != nil {
+		return nil, err
+	}
+	path := s.switchPath(id) + "/acks"
+	names, err := s.children(ctx, path)
+	if err != nil {
+		return nil, err
+	}
+	acks := make([]switching.Ack, len(names))
+	err = parallel(len(names), func(i int) error {
+		n, err := s.get(ctx, path+"/"+names[i])
+		if err == nil && n.exists() {
+			err = json.Unmarshal(n.data, &acks[i])
+		}
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("acks of switch %s: %w", id, err)
+	}
+	store.SortAcks(acks)
+	return acks, nil
+}
+
+// History implements store.Store.
+func (s *Store) History(ctx context.Context, limit int) ([]store.HistoryEntry, error) {
+	ctx, cancel := withDefaultTimeout(ctx)
+	defer cancel()
+	if err := s.fresh(ctx); err != nil {
+		return nil, err
+	}
+	var all []store.HistoryEntry
+	err := s.walkHistory(ctx, "", limit, func(changes []store.HistoryEntry) error {
+		all = append(all, changes...)
+		return nil
+	})
+	return all, err
+}
+
+// walkHistory calls f with at most limit changes, newest first, some at a time. kind is "c", "s" or "" for both.
+func (s *Store) walkHistory(ctx context.Context, kind string, limit int, f func([]store.HistoryEntry) error) error {
+	segments, err := s.segments(ctx)
+	if err != nil {
+		return err
+	}
+	for _, segment := range slices.Backward(segments) {
+		names, err := s.historyNames(ctx, segment, kind)
+		if err != nil {
+			return err
+		}
+		slices.Reverse(names)
+		for len(names) > 0 && limit > 0 {
+			n := min(len(names), limit, historyBatch)
+			changes := make([]store.HistoryEntry, n)
+			err := parallel(n, func(i int) (err error) {
+				changes[i], err = s.historyEntry(ctx, segment, names[i])
+				return err
+			})
+			if err != nil {
+				return err
+			}
+			// The segment may be on its way out.
+			changes = slices.DeleteFunc(changes, func(h store.HistoryEntry) bool { return h.Seq == 0 })
+			if err := f(changes); err != nil {
+				return err
+			}
+			names, limit = names[n:], limit-n
+		}
+	}
+	return nil
+}
+
+// segments lists the segments of the history, oldest first.
+func (s *Store) segments(ctx context.Context) ([]int64, error) {
+	names, err := s.children(ctx, s.root+"/history")
+	if err != nil {
+		return nil, err
+	}
+	var segments []int64
+	for _, name := range names {
+		if n, err := strconv.ParseInt(name, 10, 64); err == nil {
+			segments = append(segments, n)
+		}
+	}
+	slices.Sort(segments)
+	return segments, nil
+}
+
+// historyNames lists the entries of a segment, oldest first.
+func (s *Store) historyNames(ctx context.Context, segment int64, kind string) ([]string, error) {
+	names, err := s.children(ctx, s.segmentPath(segment))
+	if err != nil {
+		return nil, err
+	}
+	names = slices.DeleteFunc(names, func(name string) bool {
+		have, _, ok := historyName(name)
+		return !ok || kind != "" && have != kind
+	})
+	slices.SortFunc(names, func(a, b string) int {
+		_, x, _ := historyName(a)
+		_, y, _ := historyName(b)
+		return int(x - y)
+	})
+	return names, nil
+}
+
+// historyEntry reads one entry; Seq is 0 when it is gone.
+func (s *Store) historyEntry(ctx context.Context, segment int64, name string) (store.HistoryEntry, error) {
+	var h store.HistoryEntry
+	path := s.segmentPath(segment) + "/" + name
+	n, err := s.get(ctx, path)
+	if err != nil || !n.exists() {
+		return h, err
+	}
+	if err := decodeJSON(n.data, &h); err != nil {
+		return h, fmt.Errorf("%s: %w", path, err)
+	}
+	_, seq, _ := historyName(name)
+	h.Seq = uint64(segment)*segmentSpan + uint64(seq)
+	return h, nil
+}
+
+type storedKey struct {
+	Format int    `json:"format"`
+	Key    []byte `json:"key"`
+}
+
+// TagKey implements store.Store.
+func (s *Store) TagKey(ctx context.Context) ([]byte, error) {
+	ctx, cancel := withDefaultTimeout(ctx)
+	defer cancel()
+	if err := s.fresh(ctx); err != nil {
+		return nil, err
+	}
+	path := s.root + "/tagkey"
+	n, err := s.get(ctx, path)
+	if err == nil && !n.exists() {
+		var data []byte
+		if data, err = json.Marshal(storedKey{Format: treeFormat, Key: store.NewTagKey()}); err != nil {
+			return nil, err
+		}
+		if err = s.ensure(ctx, path, data, s.secretACL); err == nil {
+			n, err = s.get(ctx, path)
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	var k storedKey
+	// What is in the node is a secret, and a message of the JSON decoder may quote it.
+	if json.Unmarshal(n.data, &k) != nil || k.Format != treeFormat || len(k.Key) == 0 {
+		return nil, fmt.Errorf("%s is damaged or of a newer version: remove it to have a new key made (clients reconnect then)", path)
+	}
+	return k.Key, nil
+}

@@ -1,0 +1,411 @@
+package zk
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"pointsman/core/route"
+	"pointsman/store"
+)
+
+const (
+	// auditEvery is how often a watch compares all nodes even without an event: watches are not all there is to trust.
+	auditEvery = 5 * time.Minute
+	// watchChunk is how many buckets one update holds at most while the map is loaded.
+	watchChunk = 64
+	// rulesNode is the place of the rules behind those of the buckets.
+	rulesNode = route.BucketCount
+)
+
+// mapWatch is one Watch: a data watch on each bucket, on those that do not exist too, and on the rules.
+//
+// One watch per bucket is cheap for both sides (a few hundred bytes) and needs to trust nobody: a bucket that was
+// written by hand is seen as well. A watch on the children of routes would tell less, and a shared change counter
+// would make every writer wait for every other. After a reconnect the 1,025 nodes are asked for their state only, which
+// takes some milliseconds; only changed ones are read.
+type mapWatch struct {
+	s      *Store
+	signal chan struct{} // capacity 1
+
+	mu    sync.Mutex
+	dirty [rulesNode + 1]bool // guarded by mu
+	all   bool                // guarded by mu: connected anew, compare everything
+
+	// Owned by the goroutine of Watch:
+	known     [rulesNode + 1]known
+	treeFault string // what was last reported of the whole tree
+}
+
+// known is what was last delivered of a node.
+type known struct {
+	seen  bool // anything was delivered or reported
+	stat  zk.Stat
+	exist bool
+}
+
+// Watch implements store.Store.
+func (s *Store) Watch(ctx context.Context, sink func(store.Update)) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(s.client.ctx, cancel)() // the store was closed
+	if err := s.bootForWatch(ctx); err != nil {
+		if ctx.Err() != nil {
+			return nil
+		}
+		return err
+	}
+	w := &mapWatch{s: s, signal: make(chan struct{}, 1), all: true}
+	w.signal <- struct{}{}
+	stop := s.client.listen(&listener{event: w.event, connected: w.connected})
+	defer stop()
+	synced := false
+	for {
+		audit := time.NewTimer(auditEvery + rand.N(auditEvery/5))
+		select {
+		case <-ctx.Done():
+			audit.Stop()
+			return nil
+		case <-w.signal:
+			audit.Stop()
+		case <-audit.C:
+			w.connected()
+			continue
+		}
+		w.pass(ctx, &synced, sink)
+	}
+}
+
+// bootForWatch waits for the tree as long as it takes.
+func (s *Store) bootForWatch(ctx context.Context) error {
+	for {
+		err := s.boot(ctx)
+		switch {
+		case err == nil, errors.Is(err, errTree), errors.Is(err, zk.ErrNoAuth):
+			return err
+		case ctx.Err() != nil:
+			return ctx.Err()
+		}
+		s.log.Warn("the map is not there yet, trying on", "err", err)
+		if err := pause(ctx, time.Second); err != nil {
+			return err
+		}
+	}
+}
+
+// event is called on the library's goroutine.
+func (w *mapWatch) event(path string) {
+	index := -1
+	if name, ok := strings.CutPrefix(path, w.s.root+"/routes/"); ok {
+		if i, ok := bucketIndex(name); ok {
+			index = i
+		}
+	} else if path == w.s.root+"/rules" {
+		index = rulesNode
+	}
+	if index < 0 {
+		return
+	}
+	w.mu.Lock()
+	w.dirty[index] = true
+	w.mu.Unlock()
+	w.wake()
+}
+
+func (w *mapWatch) connected() {
+	w.mu.Lock()
+	w.all = true
+	w.mu.Unlock()
+	w.wake()
+}
+
+func (w *mapWatch) wake() {
+	select {
+	case w.signal <- struct{}{}:
+	default:
+	}
+}
+
+// pass reads what may have changed and delivers what has. It ends early only with ctx.
+func (w *mapWatch) pass(ctx context.Context, synced *bool, sink func(store.Update)) {
+	w.mu.Lock()
+	all := w.all
+	var indexes []int
+	for i := range w.dirty {
+		if all || w.dirty[i] {
+			indexes = append(indexes, i)
+			w.dirty[i] = false
+		}
+	}
+	w.all = false
+	w.mu.Unlock()
+	if len(indexes) == 0 {
+		return
+	}
+	var err error
+	if all {
+		// A new session may be with a follower that is behind.
+		err = w.s.sync(ctx)
+	}
+	if err == nil {
+		err = w.checkTree(ctx)
+	}
+	if ctx.Err() != nil {
+		return
+	}
+	if err != nil {
+		w.allBad(ctx, err, *synced, sink)
+		return
+	}
+	w.treeFault = ""
+	for len(indexes) > 0 && ctx.Err() == nil {
+		n := min(len(indexes), watchChunk)
+		last := n == len(indexes)
+		u := w.read(ctx, indexes[:n])
+		indexes = indexes[n:]
+		if ctx.Err() != nil {
+			return
+		}
+		done := all && last
+		if u.Buckets == nil && u.Rules == nil && u.Bad == nil && (*synced || !done) {
+			continue
+		}
+		*synced = *synced || done
+		u.Synced = *synced
+		sink(u)
+	}
+}
+
+// allBad reports that nothing of the tree can be used, once for each reason, and looks again after a while.
+func (w *mapWatch) allBad(ctx context.Context, err error, synced bool, sink func(store.Update)) {
+	if w.treeFault != err.Error() {
+		w.treeFault = err.Error()
+		u := store.Update{Bad: map[int]error{store.BadRules: err}, Synced: synced}
+		for i := range route.BucketCount {
+			u.Bad[i] = err
+		}
+		sink(u)
+	}
+	for i := range w.known {
+		w.known[i].seen = false // what is good again must be delivered again
+	}
+	if pause(ctx, time.Second) == nil {
+		w.connected()
+	}
+}
+
+// checkTree tells why what is there now is not the map that was being watched: a tree that was wiped must not empty
+// the map of running proxies.
+func (w *mapWatch) checkTree(ctx context.Context) error {
+	m, err := w.s.meta(ctx)
+	switch {
+	case err != nil:
+		return err
+	case m == nil:
+		return w.s.rootGone(w.s.root + "/meta")
+	case m.ID != *w.s.mapID.Load():
+		return fmt.Errorf("ZooKeeper %s: %s holds another map (%s) than before (%s): it was wiped and begun anew; restart the proxies to take the new one",
+			w.s.client.ensemble, w.s.root, m.ID, *w.s.mapID.Load())
+	}
+	return nil
+}
+
+// read compares nodes with what is known of them.
+func (w *mapWatch) read(ctx context.Context, indexes []int) store.Update {
+	var mu sync.Mutex
+	var u store.Update
+	setBad := func(index int, err error) {
+		if index == rulesNode {
+			index = store.BadRules
+		}
+		if u.Bad == nil {
+			u.Bad = map[int]error{}
+		}
+		u.Bad[index] = err
+	}
+	_ = parallel(len(indexes), func(i int) error {
+		index := indexes[i]
+		n, changed, err := w.node(ctx, index)
+		if err == nil && !changed {
+			return nil
+		}
+		var bucket []route.Entry
+		var rules []route.Rule
+		if err == nil {
+			bucket, rules, err = w.decode(index, n)
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		switch {
+		case ctx.Err() != nil:
+		case err != nil:
+			setBad(index, err)
+		case index == rulesNode:
+			u.Rules = &rules
+		default:
+			if u.Buckets == nil {
+				u.Buckets = map[int][]route.Entry{}
+			}
+			u.Buckets[index] = bucket
+		}
+		return nil
+	})
+	return u
+}
+
+func (w *mapWatch) path(index int) string {
+	if index == rulesNode {
+		return w.s.root + "/rules"
+	}
+	return w.s.bucketPath(index)
+}
+
+func (w *mapWatch) decode(index int, n node) (bucket []route.Entry, rules []route.Rule, err error) {
+	switch {
+	case index == rulesNode && len(n.data) > maxRulesBytes:
+		return nil, nil, fmt.Errorf("the stored rules have %d bytes, more than the %d that they may have", len(n.data), maxRulesBytes)
+	case index == rulesNode:
+		rules, err = decodeRules(n.data)
+		return nil, rules, err
+	case !n.exists():
+		return nil, nil, nil
+	}
+	b, err := store.DecodeBucket(index, n.data)
+	if err != nil {
+		return nil, nil, fmt.Errorf("%s: %w", w.s.bucketPath(index), err)
+	}
+	return b.Entries(), nil, nil
+}
+
+// node reads a node unless it is as known, and leaves a watch on it.
+func (w *mapWatch) node(ctx context.Context, index int) (n node, changed bool, err error) {
+	path, k := w.path(index), &w.known[index]
+	if k.seen && w.s.client.isArmed(path) {
+		stat, err := w.s.client.stat(ctx, path)
+		if err == nil && k.same(stat) {
+			return node{}, false, nil
+		}
+		if err != nil {
+			return node{}, true, err
+		}
+	}
+	n, err = w.s.client.getWatched(ctx, path)
+	if err == nil && k.olderThanKnown(n) {
+		// This server is behind. After a sync it is not, and what it says then is the truth, whatever its number:
+		// an ensemble that was restored from a backup counts anew.
+		if err = w.s.sync(ctx); err == nil {
+			n, err = w.s.get(ctx, path)
+		}
+	}
+	if err == nil && !n.exists() {
+		if index == rulesNode {
+			err = w.s.rootGone(path)
+		} else if k.exist {
+			err = w.checkTree(ctx)
+		}
+	}
+	if err != nil {
+		k.seen = false // ask again at the next occasion
+		return node{}, true, err
+	}
+	if k.same(n.stat) && k.seen {
+		return node{}, false, nil
+	}
+	k.seen, k.exist = true, n.exists()
+	if n.exists() {
+		k.stat = *n.stat
+	}
+	return n, true, nil
+}
+
+// same tells whether a node with that stat (nil: absent) is the one that was delivered.
+func (k *known) same(stat *zk.Stat) bool {
+	if stat == nil {
+		return !k.exist
+	}
+	return k.exist && stat.Mzxid == k.stat.Mzxid && stat.Czxid == k.stat.Czxid
+}
+
+func (k *known) olderThanKnown(n node) bool {
+	if !n.exists() {
+		return false // a delete has no number; sync has made sure of the session's beginning
+	}
+	return n.stat.Mzxid < k.stat.Mzxid || !k.exist && n.stat.Mzxid == k.stat.Mzxid
+}
+
+// stat asks for a node's state; nil when it is absent.
+func (c *client) stat(ctx context.Context, path string) (*zk.Stat, error) {
+	return read(ctx, c, "reading "+path, func(conn *zk.Conn) (*zk.Stat, error) {
+		ok, stat, err := conn.Exists(path)
+		if err != nil || !ok {
+			return nil, err
+		}
+		return stat, nil
+	})
+}
+
+// getWatched reads a node and makes sure that there is a watch on it, on its creation when it does not exist.
+func (c *client) getWatched(ctx context.Context, path string) (node, error) {
+	return read(ctx, c, "reading "+path, func(conn *zk.Conn) (node, error) {
+		for {
+			confirm := c.arming(path, false)
+			if confirm == nil {
+				data, stat, err := conn.Get(path)
+				if errors.Is(err, zk.ErrNoNode) {
+					return node{}, nil
+				}
+				return node{data, stat}, err
+			}
+			data, stat, _, err := conn.GetW(path)
+			if err == nil {
+				confirm()
+				return node{data, stat}, nil
+			}
+			if !errors.Is(err, zk.ErrNoNode) {
+				return node{}, err
+			}
+			exists, _, _, err := conn.ExistsW(path)
+			if err != nil {
+				return node{}, err
+			}
+			confirm()
+			if !exists {
+				return node{}, nil
+			}
+			// Created in between: read it, the watch is set.
+		}
+	})
+}
+
+func (c *client) isArmed(path string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.watches[watchKey{path, false}].armed
+}
+
+// arming begins to set a watch; nil when there is one already. The returned function is called when the server has
+// answered, and marks the watch as set unless an event or a new session came meanwhile: then it may be gone already.
+func (c *client) arming(path string, children bool) (confirm func()) {
+	key := watchKey{path, children}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	w := c.watches[key]
+	if w.armed {
+		return nil
+	}
+	fired, sessions := w.fired, c.sessions
+	c.watches[key] = w
+	return func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if w := c.watches[key]; w.fired == fired && c.sessions == sessions {
+			c.watches[key] = watchState{armed: true, fired: fired}
+		}
+	}
+}
