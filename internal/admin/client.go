@@ -24,12 +24,12 @@ type Client struct {
 	http *http.Client
 }
 
-// NewClient makes a client for the operations port at base (http://host:port). Each request ends after timeout.
-func NewClient(base string, timeout time.Duration) (*Client, error) {
-	return newClient(base, timeout, newTransport())
-}
-
-func newClient(base string, timeout time.Duration, transport http.RoundTripper) (*Client, error) {
+// NewClient makes a client for the operations port at base (http://host:port). Each request ends after timeout. A nil
+// transport is one of its own.
+func NewClient(base string, timeout time.Duration, transport http.RoundTripper) (*Client, error) {
+	if transport == nil {
+		transport = newTransport()
+	}
 	base = strings.TrimSuffix(base, "/")
 	u, err := url.Parse(base)
 	if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" {

@@ -96,7 +96,7 @@ func (s *Server) handlesOf(ctx context.Context, m, self store.Proxy, names []str
 	case m.Ops == "":
 		return Handles{}, fmt.Errorf("announces no operations port")
 	}
-	c, err := newClient(m.Ops, peerTimeout, s.peers)
+	c, err := NewClient(m.Ops, peerTimeout, s.peers)
 	if err != nil {
 		return Handles{}, err
 	}

@@ -93,8 +93,8 @@ func (p *planner) set(t target, cluster string, minEpoch uint64, switchID string
 func (p *planner) remove(t target, minEpoch uint64) (bool, error) {
 	if !t.isTopic {
 		before, ok := p.table.Rule(t.scope)
-		if !ok && minEpoch == 0 {
-			return false, nil
+		if !ok && minEpoch == 0 || ok && before.Floor() && before.Epoch >= minEpoch {
+			return false, nil // a floor that another makes superfluous stays: removing it is not worth a write
 		}
 		after, err := route.RemoveRule(p.table, t.scope, p.def)
 		if err != nil {
@@ -106,7 +106,7 @@ func (p *planner) remove(t target, minEpoch uint64) (bool, error) {
 		return p.putRule(t, rulePointer(before, ok), after)
 	}
 	before, err := p.entry(t.topic.Base())
-	if err != nil || before == nil && minEpoch == 0 {
+	if err != nil || before == nil && minEpoch == 0 || before != nil && before.Floor() && before.Epoch >= minEpoch {
 		return false, err
 	}
 	byRule := p.table.DecideByRule(t.topic, p.def)

@@ -1,0 +1,191 @@
+package admin_test
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"pointsman/core/route"
+	"pointsman/internal/admin"
+	"pointsman/internal/admin/admintest"
+	"pointsman/store"
+)
+
+var rewrite = flag.Bool("rewrite", false, "write the golden files anew")
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// rig is some proxies on one map, each with its operations port.
+type rig struct {
+	t       testing.TB
+	st      *store.Memory
+	net     *admintest.Net
+	proxies map[string]*admintest.Proxy
+	stores  map[string]*store.Memory
+	servers map[string]*admin.Server
+}
+
+// newRig starts proxies that know the clusters a, b and c; a is the default.
+func newRig(t testing.TB, ids ...string) *rig {
+	t.Helper()
+	r := &rig{t: t, st: store.NewMemory(), net: &admintest.Net{}, proxies: map[string]*admintest.Proxy{}, stores: map[string]*store.Memory{}, servers: map[string]*admin.Server{}}
+	t.Cleanup(func() { r.st.Close() })
+	for _, id := range ids {
+		r.start(id, "a", "b", "c")
+	}
+	return r
+}
+
+func (r *rig) start(id string, clusters ...string) *admintest.Proxy {
+	r.t.Helper()
+	st := r.st.Join()
+	r.t.Cleanup(func() { st.Close() })
+	p := admintest.Start(r.t, st, id, clusters...)
+	s := admin.New(admin.Config{Store: st, Proxy: p, PeerTransport: r.net})
+	r.t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		if err := s.Shutdown(ctx); err != nil {
+			r.t.Errorf("shutdown of %s: %v", id, err)
+		}
+	})
+	r.net.Add(id+":7780", s.Handler())
+	r.proxies[id], r.stores[id], r.servers[id] = p, st, s
+	return p
+}
+
+func (r *rig) client(id string) *admin.Client {
+	r.t.Helper()
+	c, err := admin.NewClient("http://"+id+":7780", 30*time.Second, r.net)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return c
+}
+
+// clients gives the proxy id open producers and consumers.
+func (r *rig) clients(id, base string, producers, consumers int) {
+	r.proxies[id].Do(func(f *admintest.Fields) {
+		f.Clients[base] = admin.HandleCount{Producers: producers, Consumers: consumers}
+	})
+}
+
+// set maps without questions.
+func (r *rig) set(name, cluster string) admin.ChangeResult {
+	r.t.Helper()
+	res, err := r.client("p1").Set(r.t.Context(), admin.SetRequest{Name: name, Cluster: cluster, ChangeOptions: admin.ChangeOptions{Immediate: true, Who: "setup"}})
+	if err != nil {
+		r.t.Fatalf("set %s %s: %v", name, cluster, err)
+	}
+	return res
+}
+
+// stored is what the store says of a topic now.
+func (r *rig) stored(name string) route.Decision {
+	r.t.Helper()
+	entries, err := r.st.Entries(r.t.Context())
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	rules, err := r.st.Rules(r.t.Context())
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	buckets := map[int][]route.Entry{}
+	for _, e := range entries {
+		buckets[route.Bucket(e.Topic)] = append(buckets[route.Bucket(e.Topic)], e)
+	}
+	table, _, err := route.Empty().With(buckets, &rules)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	topic, err := route.ParseTopic(name)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return table.Decide(topic, "a")
+}
+
+func (r *rig) expect(name, cluster string, epoch uint64) {
+	r.t.Helper()
+	if d := r.stored(name); d.Cluster != cluster || d.Epoch != epoch {
+		r.t.Errorf("%s is on %q, epoch %d; want %q, epoch %d", name, d.Cluster, d.Epoch, cluster, epoch)
+	}
+}
+
+// switchAndWait starts a switch at p1 and waits for its end.
+func (r *rig) switchAndWait(req admin.SwitchRequest) (admin.SwitchStatus, error) {
+	r.t.Helper()
+	c := r.client("p1")
+	st, err := c.StartSwitch(r.t.Context(), req)
+	if err != nil {
+		return st, err
+	}
+	return c.WaitSwitch(r.t.Context(), st.ID, nil)
+}
+
+// refusal is an error as an operator reads it.
+func refusal(t testing.TB, err error) string {
+	t.Helper()
+	var e *admin.Error
+	if !errors.As(err, &e) {
+		t.Fatalf("error is %v (%T), want an *admin.Error", err, err)
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "%d %s: %s\n", e.Code.Status(), e.Code, e.Message)
+	for _, d := range e.Details {
+		fmt.Fprintf(&b, "  - %+v\n", d)
+	}
+	if e.Remedy != "" {
+		fmt.Fprintf(&b, "  remedy: %s\n", e.Remedy)
+	}
+	return b.String()
+}
+
+func golden(t *testing.T, name, got string) {
+	t.Helper()
+	path := filepath.Join("testdata", name)
+	if *rewrite {
+		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got != string(want) {
+		t.Errorf("%s differs; got:\n%s\nwant:\n%s", path, got, want)
+	}
+}
+
+// do sends a raw request to p1.
+func (r *rig) do(method, path, body string, header ...string) (int, string) {
+	r.t.Helper()
+	req, err := http.NewRequestWithContext(r.t.Context(), method, "http://p1:7780"+path, strings.NewReader(body))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	for i := 0; i+1 < len(header); i += 2 {
+		req.Header.Set(header[i], header[i+1])
+	}
+	resp, err := r.net.RoundTrip(req)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	var b strings.Builder
+	if _, err := fmt.Fprint(&b, mustRead(r.t, resp)); err != nil {
+		r.t.Fatal(err)
+	}
+	return resp.StatusCode, b.String()
+}
