@@ -20,6 +20,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"pointsman/codec"
 	"pointsman/core/cluster"
 	"pointsman/core/route"
 	"pointsman/core/session"
@@ -434,9 +435,12 @@ func (a *App) Lookup(ctx context.Context, name, topic string) (admin.LookupAnswe
 	return admin.LookupAnswer{Broker: answer.Broker, Tagged: answer.Tagged}, nil
 }
 
-// Partitions asks a cluster for the number of partitions of a topic.
+// Partitions asks a cluster for the number of partitions of a topic; 0 when it has none, or does not exist.
 func (a *App) Partitions(ctx context.Context, name, base string) (int, error) {
 	answer, err := a.ask(ctx, session.RequestPartitions, name, base)
+	if answer.FromBroker() && answer.Code == codec.ErrorTopicNotFound {
+		return 0, nil
+	}
 	if err != nil {
 		return 0, err
 	}
