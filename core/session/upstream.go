@@ -181,6 +181,10 @@ func (up *upstream) ReadPaused(now time.Time, paused bool) {
 // Closed makes every question look for another broker.
 func (up *upstream) Closed(now time.Time, reason NetReason, err error) {
 	up.conn = 0
+	if reason == NetShutdown {
+		up.close()
+		return
+	}
 	text := brokerCause(reason).Code()
 	if err != nil {
 		text += ": " + err.Error()
