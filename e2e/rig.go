@@ -204,6 +204,7 @@ func (r *Rig) brokerConfig(c *Cluster, i int) string {
 		"loadBalancerSheddingEnabled=false",
 		"loadBalancerAutoBundleSplitEnabled=false",
 		"loadManagerClassName=org.apache.pulsar.broker.loadbalance.impl.ModularLoadManagerImpl",
+		"loadBalancerLoadPlacementStrategy=org.apache.pulsar.broker.loadbalance.impl.RoundRobinBrokerSelector",
 		"transactionCoordinatorEnabled=false",
 		"systemTopicEnabled=true",
 		"topicLevelPoliciesEnabled=true",

@@ -61,13 +61,15 @@ func TestSubscriptionTypesAndReader(t *testing.T) {
 		topic := newTopic("acme/plain", "types-"+string(client))
 		addr.place(t, topic, cluster)
 		read := addr.read(t, cluster)
-		consume := func(kind string, ready int) *Driver {
-			d := startDriver(t, client, "consume", "--url", read, "--topic", topic, "--sub", kind, "--type", kind,
+		consume := func(kind string) *Driver {
+			return startDriver(t, client, "consume", "--url", read, "--topic", topic, "--sub", kind, "--type", kind,
 				"--consumers", "2", "--count", strconv.Itoa(count), "--linger", "1000")
-			awaitReady(t, d, ready)
-			return d
 		}
-		exclusive, shared, failover, keyShared := consume("exclusive", 1), consume("shared", 2), consume("failover", 2), consume("key_shared", 2)
+		exclusive, shared, failover, keyShared := consume("exclusive"), consume("shared"), consume("failover"), consume("key_shared")
+		awaitReady(t, exclusive, 1)
+		for _, d := range []*Driver{shared, failover, keyShared} {
+			awaitReady(t, d, 2)
+		}
 		reader := startDriver(t, client, "reader", "--url", read, "--topic", topic, "--count", strconv.Itoa(count))
 		sent := runDriver(t, 60*time.Second, client, "produce", "--url", addr.write(t, cluster), "--topic", topic,
 			"--count", strconv.Itoa(count), "--keys", strconv.Itoa(keys))
