@@ -263,9 +263,6 @@ func (a *App) Post(loop int, fn func(now time.Time, sh *session.Shard)) bool {
 	return a.engine.Post(loop, func(now time.Time, s netio.Shard) { fn(now, s.(*session.Shard)) })
 }
 
-// firstAnswers is how long the binary listener waits for the map and the clusters before it serves without them.
-const firstAnswers = 3 * time.Second
-
 // Run serves until ctx ends, then drains.
 func (a *App) Run(ctx context.Context) error {
 	defer a.release()

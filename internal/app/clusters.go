@@ -55,12 +55,6 @@ func (k *clusterKeeper) run(ctx context.Context) {
 	all.Wait()
 }
 
-func (k *clusterKeeper) replace(change func(*cluster.Set) *cluster.Set) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.set.Store(change(k.set.Load()))
-}
-
 func (k *clusterKeeper) discover(ctx context.Context, name string, source zk.DiscoveryConfig) {
 	err := zk.Discover(ctx, source, func(found []zk.Broker) {
 		var brokers []cluster.Broker
