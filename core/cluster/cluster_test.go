@@ -194,6 +194,8 @@ func TestForbiddenAddressesAreDeniedInEverySpelling(t *testing.T) {
 	deny("64:ff9b::a9fe:a9fe", true, true)
 	deny("169.254.170.2", true, true)
 	deny("fd00:ec2::254", true, true)
+	deny("fd00:ec2::254%eth0", true, true)
+	deny("64:ff9b::a9fe:a9fe%1", true, true)
 	deny("0.0.0.0", true, true)
 	deny("0.1.2.3", true, true)
 	deny("::", true, true)

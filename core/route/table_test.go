@@ -200,6 +200,59 @@ func TestChangesNameWhatDiffers(t *testing.T) {
 	}
 }
 
+func TestTheDigestCoversEveryField(t *testing.T) {
+	e := Entry{Topic: "persistent://t/ns/x", Cluster: "a", State: StatePrepared, Epoch: 1, SwitchID: "s", Attempt: 1}
+	r := Rule{Scope: "t", Cluster: "a", Epoch: 1, SwitchID: "s"}
+	seen := map[string]string{}
+	digest := func(what string, entries []Entry, rules []Rule) {
+		t.Helper()
+		d := mustWith(t, Empty(), rules, entries...).Digest()
+		if other, ok := seen[d]; ok {
+			t.Errorf("%s and %s have the same digest", what, other)
+		}
+		seen[d] = what
+	}
+	entry := func(what string, change func(*Entry)) {
+		t.Helper()
+		changed := e
+		change(&changed)
+		digest("entry with another "+what, []Entry{changed}, []Rule{r})
+	}
+	rule := func(what string, change func(*Rule)) {
+		t.Helper()
+		changed := r
+		change(&changed)
+		digest("rule with another "+what, []Entry{e}, []Rule{changed})
+	}
+	digest("both", []Entry{e}, []Rule{r})
+	digest("nothing", nil, nil)
+	digest("entry alone", []Entry{e}, nil)
+	digest("rule alone", nil, []Rule{r})
+	entry("topic", func(e *Entry) { e.Topic += "y" })
+	entry("cluster", func(e *Entry) { e.Cluster = "b" })
+	entry("state", func(e *Entry) { e.State = StateFenced })
+	entry("epoch", func(e *Entry) { e.Epoch++ })
+	entry("switch", func(e *Entry) { e.SwitchID = "" })
+	entry("attempt", func(e *Entry) { e.Attempt++ })
+	rule("scope", func(r *Rule) { r.Scope = "" })
+	rule("cluster", func(r *Rule) { r.Cluster = "b" })
+	rule("epoch", func(r *Rule) { r.Epoch++ })
+	rule("switch", func(r *Rule) { r.SwitchID = "" })
+}
+
+// Buckets are part of the stored format, and digests are compared between versions: neither may change.
+func TestBucketsAndDigestsAreTheSameInEveryVersion(t *testing.T) {
+	for name, want := range map[string]int{"persistent://public/default/x": 936, "non-persistent://t/ns/y": 879} {
+		if got := Bucket(name); got != want {
+			t.Errorf("Bucket(%q) = %d, want %d", name, got, want)
+		}
+	}
+	table := mustWith(t, Empty(), []Rule{{Scope: "t", Cluster: "a", Epoch: 2}}, Entry{Topic: "persistent://public/default/x", Cluster: "b", Epoch: 1, SwitchID: "s"})
+	if got := table.Digest(); got != "f4c932dc2e759140" {
+		t.Errorf("digest %s", got)
+	}
+}
+
 func TestWithRebuildsOnlyTheBucketsItIsGiven(t *testing.T) {
 	old, _ := syntheticTable(t, 20_000)
 	name := "persistent://t/ns/new"
