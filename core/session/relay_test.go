@@ -6,11 +6,7 @@ import (
 
 // bridged is a session that relays, with one producer and one consumer, and the frames of a steady flow.
 func bridged(t testing.TB) (p *player, s *Session, l *leg) {
-	tt, ok := t.(*testing.T)
-	if !ok {
-		tt = &testing.T{}
-	}
-	p = newPlayer(tt, false)
+	p = newPlayer(t, false)
 	for _, line := range []string{
 		"rule public/default a",
 		"client c1",

@@ -72,7 +72,6 @@ func TestScenarios(t *testing.T) {
 
 // player is a shard with a script in front and a transcript behind.
 type player struct {
-	t          *testing.T
 	sh         *Shard
 	now        time.Time
 	table      *route.Table
@@ -89,12 +88,13 @@ type player struct {
 	clients    int
 	dials      int
 	lastConn   Conn
+	onFrame    func(to string, frame []byte) // instead of a line in the transcript
 }
 
 var scenarioStart = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
-func newPlayer(t *testing.T, cut bool) *player {
-	p := &player{t: t, now: scenarioStart, table: route.Empty(), cut: cut, names: map[Conn]string{}, endpoints: map[string]Endpoint{},
+func newPlayer(t testing.TB, cut bool) *player {
+	p := &player{now: scenarioStart, table: route.Empty(), cut: cut, names: map[Conn]string{}, endpoints: map[string]Endpoint{},
 		conns: map[string]Conn{}, rest: map[string][]byte{}, held: map[string]bool{}, later: map[string][]byte{}, partial: map[string][]byte{}, sent: map[string][]byte{}}
 	set := testSet(t)
 	cfg := testConfig()
@@ -389,7 +389,11 @@ func (p *player) written(name string, data []byte) {
 		if len(buf) < size {
 			break
 		}
-		p.note("%s< %s", name, printFrame(buf[:size]))
+		if p.onFrame != nil {
+			p.onFrame(name, buf[:size])
+		} else {
+			p.note("%s< %s", name, printFrame(buf[:size]))
+		}
 		buf = buf[size:]
 	}
 	p.partial[name] = append([]byte(nil), buf...)
