@@ -3,8 +3,6 @@ package suite_test
 import (
 	"testing"
 
-	"go.uber.org/goleak"
-
 	"pointsman/internal/testkit"
 	"pointsman/internal/testkit/suite"
 )
@@ -25,5 +23,3 @@ func TestTheFakeBrokerIsWhatAClientExpects(t *testing.T) {
 func TestSoAreSeveralThatRedirectAndHaveShortLedgers(t *testing.T) {
 	run(t, testkit.Options{Brokers: 3, Redirects: 2, LedgerBase: 1 << 40, EntriesPerLedger: 3})
 }
-
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

@@ -1,0 +1,549 @@
+package testkit
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"google.golang.org/protobuf/proto"
+
+	"pointsman/codec"
+	"pointsman/codec/pulsarpb"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// raw is a client that speaks in frames.
+type raw struct {
+	*testing.T
+	nc net.Conn
+	r  *bufio.Reader
+}
+
+const patience = 10 * time.Second
+
+func start(t *testing.T, opts Options) *Cluster {
+	t.Helper()
+	c := NewCluster("a", opts)
+	t.Cleanup(c.Close)
+	return c
+}
+
+func dial(t *testing.T, b *Broker) *raw {
+	t.Helper()
+	nc, err := net.Dial("tcp", b.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { nc.Close() })
+	return &raw{T: t, nc: nc, r: bufio.NewReader(nc)}
+}
+
+// connect dials and says CONNECT.
+func connect(t *testing.T, b *Broker) *raw {
+	t.Helper()
+	c := dial(t, b)
+	c.send(connectCommand())
+	if got := c.read().GetConnected(); got.GetProtocolVersion() != codec.ProtocolVersion {
+		t.Fatalf("CONNECTED %v", got)
+	}
+	return c
+}
+
+func connectCommand() *pulsarpb.BaseCommand {
+	return &pulsarpb.BaseCommand{Type: typeOf(codec.TypeConnect), Connect: &pulsarpb.CommandConnect{
+		ClientVersion: ptr("raw"), ProtocolVersion: ptr(int32(codec.ProtocolVersion))}}
+}
+
+func (c *raw) send(cmd *pulsarpb.BaseCommand) {
+	c.Helper()
+	c.write(codec.AppendCommand(nil, cmd))
+}
+
+func (c *raw) write(src []byte) {
+	c.Helper()
+	if _, err := c.nc.Write(src); err != nil {
+		c.Fatal(err)
+	}
+}
+
+func (c *raw) frame() (*pulsarpb.BaseCommand, []byte, error) {
+	c.nc.SetReadDeadline(time.Now().Add(patience))
+	src, err := readFrame(c.r, codec.DefaultMaxFrame)
+	if err != nil {
+		return nil, nil, err
+	}
+	h, _, err := codec.ParseHead(src, codec.DefaultMaxFrame)
+	if err != nil {
+		return nil, nil, err
+	}
+	cmd := new(pulsarpb.BaseCommand)
+	return cmd, src[h.CmdEnd:], codec.Parse(cmd, src, h)
+}
+
+func (c *raw) read() *pulsarpb.BaseCommand {
+	c.Helper()
+	cmd, _, err := c.frame()
+	if err != nil {
+		c.Fatal(err)
+	}
+	return cmd
+}
+
+// readType reads one command, which must be of that type.
+func (c *raw) readType(want codec.Type) *pulsarpb.BaseCommand {
+	c.Helper()
+	cmd := c.read()
+	if got := codec.Type(cmd.GetType()); got != want {
+		c.Fatalf("received %v, want %v: %v", got, want, cmd)
+	}
+	return cmd
+}
+
+// ended checks that the broker ends the connection.
+func (c *raw) ended() {
+	c.Helper()
+	c.nc.SetReadDeadline(time.Now().Add(patience))
+	if _, err := io.Copy(io.Discard, c.r); errors.Is(err, os.ErrDeadlineExceeded) {
+		c.Fatal("the connection is still open")
+	}
+}
+
+// mute checks that nothing comes for a moment.
+func (c *raw) mute() {
+	c.Helper()
+	c.nc.SetReadDeadline(time.Now().Add(50 * time.Millisecond))
+	if b, err := c.r.ReadByte(); err == nil {
+		c.Fatalf("received %#x, silence was expected", b)
+	} else if ne := net.Error(nil); !errors.As(err, &ne) || !ne.Timeout() {
+		c.Fatal(err)
+	}
+}
+
+func lookup(topic string, request uint64) *pulsarpb.BaseCommand {
+	return &pulsarpb.BaseCommand{Type: typeOf(codec.TypeLookup), LookupTopic: &pulsarpb.CommandLookupTopic{
+		Topic: &topic, RequestId: &request}}
+}
+
+func producerCommand(topic, name string, id uint64) *pulsarpb.BaseCommand {
+	return &pulsarpb.BaseCommand{Type: typeOf(codec.TypeProducer), Producer: &pulsarpb.CommandProducer{
+		Topic: &topic, ProducerId: &id, RequestId: ptr(100 + id), ProducerName: &name}}
+}
+
+func subscribeCommand(topic, sub string, typ int32, id uint64) *pulsarpb.BaseCommand {
+	return &pulsarpb.BaseCommand{Type: typeOf(codec.TypeSubscribe), Subscribe: &pulsarpb.CommandSubscribe{
+		Topic: &topic, Subscription: &sub, SubType: &typ, ConsumerId: &id, RequestId: ptr(200 + id), InitialPosition: ptr(int32(1))}}
+}
+
+func flow(id uint64, permits uint32) *pulsarpb.BaseCommand {
+	return &pulsarpb.BaseCommand{Type: typeOf(codec.TypeFlow), Flow: &pulsarpb.CommandFlow{ConsumerId: &id, MessagePermits: &permits}}
+}
+
+func ackCommand(id uint64, typ int32, ids ...*pulsarpb.MessageIdData) *pulsarpb.BaseCommand {
+	return &pulsarpb.BaseCommand{Type: typeOf(codec.TypeAck), Ack: &pulsarpb.CommandAck{
+		ConsumerId: &id, AckType: &typ, MessageId: ids, RequestId: ptr(uint64(7))}}
+}
+
+// sendFrame is a SEND of one message.
+func sendFrame(id, sequence uint64, payload []byte) []byte {
+	body := EncodeMessage(&pulsarpb.MessageMetadata{
+		ProducerName: ptr("p"), SequenceId: &sequence, PublishTime: ptr(uint64(time.Now().UnixMilli()))}, payload)
+	head := codec.AppendCommand(nil, &pulsarpb.BaseCommand{Type: typeOf(codec.TypeSend), Send: &pulsarpb.CommandSend{
+		ProducerId: &id, SequenceId: &sequence}})
+	return append(withPayload(head, len(body)), body...)
+}
+
+const topicT = "persistent://t/n/x"
+
+func await(t *testing.T, c *Cluster, what string, cond func() bool) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	if err := c.Await(ctx, what, cond); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestCommandsBeforeConnectAndASecondConnectEndTheConnection(t *testing.T) {
+	c := start(t, Options{})
+	early := dial(t, c.Broker(0))
+	early.send(lookup(topicT, 1))
+	early.ended()
+	twice := connect(t, c.Broker(0))
+	twice.send(connectCommand())
+	twice.ended()
+	await(t, c, "no connection left", func() bool { return len(c.Conns()) == 0 })
+}
+
+func TestWhatIsNoFrameEndsTheConnection(t *testing.T) {
+	c := start(t, Options{})
+	for _, src := range []string{"GET / HTTP/1.1\r\n\r\n", "\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", "\xff\xff\xff\xff\xff\xff\xff\xff", "\x00\x00\x00\x00"} {
+		r := dial(t, c.Broker(0))
+		r.write([]byte(src))
+		r.ended()
+	}
+}
+
+func TestLookupsAreRedirectedAsOftenAsOrdered(t *testing.T) {
+	c := start(t, Options{Brokers: 2, Redirects: 3, Advertised: []string{"broker-0:6650", "broker-1:6650"}})
+	r := connect(t, c.Broker(0))
+	for i := range uint64(8) {
+		r.send(lookup(topicT, i))
+		resp := r.readType(codec.TypeLookupResponse).GetLookupTopicResponse()
+		want := codec.LookupRedirect
+		if i%4 == 3 {
+			want = codec.LookupConnect
+		}
+		if resp.GetResponse() != want || resp.GetRequestId() != i || !resp.GetAuthoritative() {
+			t.Fatalf("answer %d: %v", i, resp)
+		}
+		if url := resp.GetBrokerServiceUrl(); url != "pulsar://broker-0:6650" && url != "pulsar://broker-1:6650" {
+			t.Fatalf("answer %d names %s, not a logical name", i, url)
+		}
+	}
+	if got := c.Resolve()["broker-1:6650"]; got != c.Broker(1).Addr() {
+		t.Errorf("resolve says %s, want %s", got, c.Broker(1).Addr())
+	}
+}
+
+// LK-12: asking for a missing topic without creation creates nothing. LK-11: creation as partitioned.
+func TestAskingWithoutCreatingCreatesNothing(t *testing.T) {
+	c := start(t, Options{AutoPartitions: 4})
+	r := connect(t, c.Broker(0))
+	ask := func(auto bool) *pulsarpb.CommandPartitionedTopicMetadataResponse {
+		r.send(&pulsarpb.BaseCommand{Type: typeOf(codec.TypePartitionedMetadata), PartitionMetadata: &pulsarpb.CommandPartitionedTopicMetadata{
+			Topic: ptr(topicT), RequestId: ptr(uint64(5)), MetadataAutoCreationEnabled: &auto}})
+		return r.readType(codec.TypePartitionedMetadataResp).GetPartitionMetadataResponse()
+	}
+	if resp := ask(false); resp.GetResponse() != codec.MetadataFailed || codec.ServerError(resp.GetError()) != codec.ErrorTopicNotFound {
+		t.Fatalf("answer %v", resp)
+	}
+	if got := c.Topics(); len(got) != 0 {
+		t.Fatalf("created %v", got)
+	}
+	if resp := ask(true); resp.GetPartitions() != 4 || len(c.Topics()) != 4 {
+		t.Fatalf("answer %v, topics %v", resp, c.Topics())
+	}
+}
+
+func TestTopicListsCarryAHashAndAreNotRepeated(t *testing.T) {
+	c := start(t, Options{})
+	c.CreateTopic("persistent://t/n/b", 0)
+	c.CreateTopic("persistent://t/n/a", 0)
+	c.CreateTopic("non-persistent://t/n/c", 0)
+	c.CreateTopic("persistent://t/other/d", 0)
+	r := connect(t, c.Broker(0))
+	ask := func(mode int32, hash string) *pulsarpb.CommandGetTopicsOfNamespaceResponse {
+		r.send(&pulsarpb.BaseCommand{Type: typeOf(codec.TypeGetTopicsOfNamespace), GetTopicsOfNamespace: &pulsarpb.CommandGetTopicsOfNamespace{
+			RequestId: ptr(uint64(5)), Namespace: ptr("t/n"), Mode: &mode, TopicsHash: &hash}})
+		return r.readType(codec.TypeGetTopicsOfNamespaceResp).GetGetTopicsOfNamespaceResponse()
+	}
+	resp := ask(0, "")
+	if len(resp.Topics) != 2 || resp.Topics[0] != "persistent://t/n/a" || !resp.GetChanged() {
+		t.Fatalf("answer %v", resp)
+	}
+	if again := ask(0, resp.GetTopicsHash()); len(again.Topics) != 0 || again.GetChanged() {
+		t.Fatalf("answer %v to its own hash", again)
+	}
+	if all := ask(2, ""); len(all.Topics) != 3 {
+		t.Fatalf("all: %v", all)
+	}
+	// "123456789" has the well-known CRC32C e3069283; a broker prints its bytes in little-endian order.
+	if got := TopicsHash([]string{"123456789"}); got != "839206e3" {
+		t.Errorf("hash %s", got)
+	}
+}
+
+func TestReceiptsAndDeliveryCarryTheSameIDs(t *testing.T) {
+	c := start(t, Options{LedgerBase: 1000, EntriesPerLedger: 2})
+	r := connect(t, c.Broker(0))
+	r.send(producerCommand(topicT, "p", 1))
+	if got := r.readType(codec.TypeProducerSuccess).GetProducerSuccess(); got.GetProducerName() != "p" || got.GetRequestId() != 101 {
+		t.Fatalf("answer %v", got)
+	}
+	var ids []*pulsarpb.MessageIdData
+	for i := range uint64(3) {
+		r.write(sendFrame(1, i, []byte{byte(i)}))
+		receipt := r.readType(codec.TypeSendReceipt).GetSendReceipt()
+		if receipt.GetSequenceId() != i {
+			t.Fatalf("receipt %v, want sequence %d", receipt, i)
+		}
+		ids = append(ids, receipt.GetMessageId())
+	}
+	if ids[0].GetLedgerId() != 1000 || ids[1].GetEntryId() != 1 || ids[2].GetLedgerId() != 1001 || ids[2].GetEntryId() != 0 {
+		t.Fatalf("ids %v", ids)
+	}
+	r.send(subscribeCommand(topicT, "s", Exclusive, 9))
+	r.readType(codec.TypeSuccess)
+	r.mute() // no permits yet
+	r.send(flow(9, 2))
+	for i := range 2 {
+		cmd, payload, err := r.frame()
+		if err != nil || cmd.GetMessage().GetMessageId().GetEntryId() != ids[i].GetEntryId() {
+			t.Fatalf("message %d: %v %v", i, cmd, err)
+		}
+		if m, err := parseMetadata(payload); err != nil || payload[m.body] != byte(i) {
+			t.Fatalf("message %d: payload % x, %v", i, payload, err)
+		}
+	}
+	r.mute() // permits used up
+	r.send(ackCommand(9, 0, ids[0]))
+	r.readType(codec.TypeAckResponse)
+	info, _ := c.Topic(topicT)
+	if got := info.Subscriptions["s"]; got.Backlog != 2 || got.Pending != 1 {
+		t.Fatalf("after one ack: %+v", got)
+	}
+	r.send(ackCommand(9, 1, ids[2]))
+	r.readType(codec.TypeAckResponse)
+	info, _ = c.Topic(topicT)
+	if got := info.Subscriptions["s"]; got.Backlog != 0 || got.Pending != 0 {
+		t.Fatalf("after the cumulative ack: %+v", got)
+	}
+}
+
+func TestSeekUnderstandsTheSentinels(t *testing.T) {
+	c := start(t, Options{})
+	for i := range uint64(3) {
+		c.Publish(topicT, "p", i, []byte{byte(i)})
+	}
+	r := connect(t, c.Broker(0))
+	for _, want := range []struct {
+		ledger  uint64
+		backlog int
+	}{{1<<63 - 1, 0}, {^uint64(0), 3}} {
+		r.send(subscribeCommand(topicT, "s", Exclusive, 9))
+		r.readType(codec.TypeSuccess)
+		r.send(&pulsarpb.BaseCommand{Type: typeOf(codec.TypeSeek), Seek: &pulsarpb.CommandSeek{ConsumerId: ptr(uint64(9)), RequestId: ptr(uint64(1)),
+			MessageId: &pulsarpb.MessageIdData{LedgerId: &want.ledger, EntryId: &want.ledger}}})
+		if got := r.readType(codec.TypeCloseConsumer).GetCloseConsumer(); got.GetRequestId() != codec.NoRequest {
+			t.Fatalf("close %v", got)
+		}
+		r.readType(codec.TypeSuccess)
+		if info, _ := c.Topic(topicT); info.Subscriptions["s"].Backlog != want.backlog {
+			t.Fatalf("backlog %d after a seek to %d, want %d", info.Subscriptions["s"].Backlog, want.ledger, want.backlog)
+		}
+	}
+}
+
+func TestADamagedMessageIsRefused(t *testing.T) {
+	c := start(t, Options{})
+	r := connect(t, c.Broker(0))
+	r.send(producerCommand(topicT, "p", 1))
+	r.readType(codec.TypeProducerSuccess)
+	src := sendFrame(1, 5, []byte("hello"))
+	src[len(src)-1] ^= 1
+	r.write(src)
+	if got := r.readType(codec.TypeSendError).GetSendError(); codec.ServerError(got.GetError()) != codec.ErrorChecksum || got.GetSequenceId() != 5 {
+		t.Fatalf("answer %v", got)
+	}
+	if len(c.Messages(topicT)) != 0 {
+		t.Fatal("it was stored")
+	}
+}
+
+func TestATopicHoldsNoMoreThanItsLimit(t *testing.T) {
+	c := start(t, Options{MaxTopicBytes: 10_000})
+	r := connect(t, c.Broker(0))
+	r.send(subscribeCommand(topicT, "s", Exclusive, 9))
+	r.readType(codec.TypeSuccess)
+	r.send(producerCommand(topicT, "p", 1))
+	r.readType(codec.TypeProducerSuccess)
+	var last *pulsarpb.MessageIdData
+	for i := uint64(0); ; i++ {
+		r.write(sendFrame(1, i, make([]byte, 1000)))
+		cmd := r.read()
+		if cmd.SendError != nil {
+			break
+		}
+		if last = cmd.GetSendReceipt().GetMessageId(); i > 10 {
+			t.Fatal("never full")
+		}
+	}
+	if info, _ := c.Topic(topicT); info.Bytes > 10_000 {
+		t.Fatalf("holds %d bytes", info.Bytes)
+	}
+	r.send(ackCommand(9, 1, last))
+	r.readType(codec.TypeAckResponse)
+	r.write(sendFrame(1, 99, make([]byte, 1000)))
+	r.readType(codec.TypeSendReceipt)
+}
+
+func TestASlowConsumerIsNotFedMoreThanItsShare(t *testing.T) {
+	c := start(t, Options{})
+	r := connect(t, c.Broker(0))
+	payload := make([]byte, 256<<10)
+	for i := range uint64(200) { // 50 MiB, far beyond what the sockets hold
+		c.Publish(topicT, "p", i, payload)
+	}
+	r.send(subscribeCommand(topicT, "s", Shared, 9))
+	r.readType(codec.TypeSuccess)
+	r.send(flow(9, 1000))
+	await(t, c, "delivery has begun", func() bool {
+		info, _ := c.Topic(topicT)
+		return info.Subscriptions["s"].Pending > 0
+	})
+	conn := c.Conn(c.Conns()[0].ID)
+	conn.mu.Lock()
+	queued := conn.outBytes
+	conn.mu.Unlock()
+	if queued > deliverBelow+len(payload)+1000 {
+		t.Fatalf("%d bytes are queued", queued)
+	}
+	for range 200 {
+		r.readType(codec.TypeMessage)
+	}
+}
+
+// A name's holder is PINGed before a newcomer is refused; one that does not answer loses the name.
+func TestAHolderThatIsDeadLosesItsName(t *testing.T) {
+	c := start(t, Options{LivenessTimeout: 50 * time.Millisecond})
+	old, young := connect(t, c.Broker(0)), connect(t, c.Broker(0))
+	old.send(producerCommand(topicT, "p", 1))
+	old.readType(codec.TypeProducerSuccess)
+	old.send(subscribeCommand(topicT, "s", Exclusive, 1))
+	old.readType(codec.TypeSuccess)
+
+	young.send(producerCommand(topicT, "p", 1))
+	old.readType(codec.TypePing)
+	old.send(&pulsarpb.BaseCommand{Type: typeOf(codec.TypePong), Pong: &pulsarpb.CommandPong{}})
+	if got := young.readType(codec.TypeError).GetError(); codec.ServerError(got.GetError()) != codec.ErrorProducerBusy {
+		t.Fatalf("answer %v while the holder lives", got)
+	}
+	young.send(subscribeCommand(topicT, "s", Exclusive, 1)) // this time the holder says nothing
+	young.readType(codec.TypeSuccess)
+	old.ended()
+	young.send(producerCommand(topicT, "p", 1))
+	young.readType(codec.TypeProducerSuccess)
+}
+
+func TestUnansweredPingsEndTheConnection(t *testing.T) {
+	c := start(t, Options{PingInterval: 20 * time.Millisecond})
+	r := connect(t, c.Broker(0))
+	for range 3 {
+		r.readType(codec.TypePing)
+		r.send(&pulsarpb.BaseCommand{Type: typeOf(codec.TypePong), Pong: &pulsarpb.CommandPong{}})
+	}
+	r.readType(codec.TypePing)
+	r.ended()
+}
+
+func TestUnloadTellsEveryClientWhereToGo(t *testing.T) {
+	c := start(t, Options{Brokers: 2})
+	c.CreateTopic(topicT, 0)
+	info, _ := c.Topic(topicT)
+	from, to := c.Broker(info.Broker), c.Broker(1-info.Broker)
+	r := connect(t, from)
+	r.send(producerCommand(topicT, "p", 1))
+	r.readType(codec.TypeProducerSuccess)
+	r.send(subscribeCommand(topicT, "s", Shared, 2))
+	r.readType(codec.TypeSuccess)
+	if err := c.Unload(topicT, to, true); err != nil {
+		t.Fatal(err)
+	}
+	p, s := r.readType(codec.TypeCloseProducer).GetCloseProducer(), r.readType(codec.TypeCloseConsumer).GetCloseConsumer()
+	if p.GetAssignedBrokerServiceUrl() != to.URL() || s.GetAssignedBrokerServiceUrl() != to.URL() || p.GetRequestId() != codec.NoRequest {
+		t.Fatalf("closes %v %v, want %s", p, s, to.URL())
+	}
+	r.send(producerCommand(topicT, "p", 3))
+	if got := r.readType(codec.TypeError).GetError(); codec.ServerError(got.GetError()) != codec.ErrorServiceNotReady {
+		t.Fatalf("the old broker says %v", got)
+	}
+	if err := c.Migrate(topicT, "pulsar://elsewhere:6650"); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Unload("persistent://t/n/missing", nil, false); err == nil {
+		t.Fatal("unload of a missing topic succeeded")
+	}
+}
+
+func TestMigrateSaysSoBeforeItCloses(t *testing.T) {
+	c := start(t, Options{})
+	r := connect(t, c.Broker(0))
+	r.send(producerCommand(topicT, "p", 1))
+	r.readType(codec.TypeProducerSuccess)
+	if err := c.Migrate(topicT, "pulsar://elsewhere:6650"); err != nil {
+		t.Fatal(err)
+	}
+	if got := r.readType(codec.TypeTopicMigrated).GetTopicMigrated(); got.GetBrokerServiceUrl() != "pulsar://elsewhere:6650" || got.GetResourceId() != 1 {
+		t.Fatalf("received %v", got)
+	}
+	r.readType(codec.TypeCloseProducer)
+}
+
+func TestReplicationCopiesOnceMarksTheOriginAndCarriesAcknowledgements(t *testing.T) {
+	a, b := start(t, Options{}), NewCluster("b", Options{LedgerBase: 5000})
+	t.Cleanup(b.Close)
+	r := Replicate(a, b, ReplicationOptions{Delay: time.Millisecond, Subscriptions: true, Topics: func(name string) bool { return name == topicT }})
+	t.Cleanup(r.Close)
+	a.Publish("persistent://t/n/not-replicated", "p", 0, []byte("x"))
+	for i := range uint64(5) {
+		a.Publish(topicT, "p", i, []byte{'a', byte(i)})
+	}
+	await(t, b, "copies on b", func() bool { return len(b.Messages(topicT)) == 5 })
+	b.Publish(topicT, "q", 0, []byte("from b"))
+	await(t, a, "copy on a", func() bool { return len(a.Messages(topicT)) == 6 })
+	for i, m := range b.Messages(topicT)[:5] {
+		if m.ReplicatedFrom != "a" || m.Producer != "p" || m.Sequence != uint64(i) || m.Payload[1] != byte(i) || m.Ledger < 5000 {
+			t.Errorf("copy %d: %+v", i, m)
+		}
+	}
+	if got := a.Messages(topicT)[5]; got.ReplicatedFrom != "b" || string(got.Payload) != "from b" {
+		t.Errorf("copy on a: %+v", got)
+	}
+
+	client := connect(t, a.Broker(0))
+	client.send(subscribeCommand(topicT, "s", Exclusive, 1))
+	client.readType(codec.TypeSuccess)
+	third := a.Messages(topicT)[2]
+	client.send(ackCommand(1, 1, &pulsarpb.MessageIdData{LedgerId: &third.Ledger, EntryId: &third.Entry}))
+	client.readType(codec.TypeAckResponse)
+	await(t, b, "position on b", func() bool {
+		info, _ := b.Topic(topicT)
+		return info.Subscriptions["s"].Backlog == 3
+	})
+	if n := len(b.Messages(topicT)); n != 6 {
+		t.Errorf("%d entries on b, want 6: something bounced", n)
+	}
+	if got := b.Topics(); len(got) != 1 {
+		t.Errorf("topics on b: %v", got)
+	}
+}
+
+func TestABatchIsCountedAndAcknowledgedByItsMessages(t *testing.T) {
+	c := start(t, Options{})
+	r := connect(t, c.Broker(0))
+	r.send(producerCommand(topicT, "p", 1))
+	r.readType(codec.TypeProducerSuccess)
+	one := []byte{0, 0, 0, 2, 0x18, 3, 'a', 'b', 'c'} // metadata with payload_size 3
+	body := EncodeMessage(&pulsarpb.MessageMetadata{ProducerName: ptr("p"), SequenceId: ptr(uint64(0)), PublishTime: ptr(uint64(1)),
+		NumMessagesInBatch: ptr(int32(3))}, append(append(append([]byte{}, one...), one...), one...))
+	head := codec.AppendCommand(nil, &pulsarpb.BaseCommand{Type: typeOf(codec.TypeSend), Send: &pulsarpb.CommandSend{
+		ProducerId: ptr(uint64(1)), SequenceId: ptr(uint64(0)), NumMessages: ptr(int32(3))}})
+	r.write(append(withPayload(head, len(body)), body...))
+	id := r.readType(codec.TypeSendReceipt).GetSendReceipt().GetMessageId()
+	if got := c.Messages(topicT)[0].Payloads(); len(got) != 3 || string(got[2]) != "abc" {
+		t.Fatalf("payloads %q", got)
+	}
+	r.send(subscribeCommand(topicT, "s", Shared, 9))
+	r.readType(codec.TypeSuccess)
+	r.send(flow(9, 10))
+	r.readType(codec.TypeMessage)
+	for _, left := range []struct {
+		set     int64
+		backlog int
+	}{{0b110, 1}, {0b101, 1}, {0b011, 0}} { // what one ack leaves, the next one takes from
+		part := proto.Clone(id).(*pulsarpb.MessageIdData)
+		part.AckSet = []int64{left.set}
+		r.send(ackCommand(9, 0, part))
+		r.readType(codec.TypeAckResponse)
+		if info, _ := c.Topic(topicT); info.Subscriptions["s"].Backlog != left.backlog {
+			t.Fatalf("backlog %d after %b", info.Subscriptions["s"].Backlog, left.set)
+		}
+	}
+}
