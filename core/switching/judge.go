@@ -38,6 +38,9 @@ type Outcome struct {
 	Waiting []string
 	// Restarted are the members that are another process now: their connections ended with the old one.
 	Restarted []string
+	// Overtaken is what has changed the same topic or rule since ("switch X", "a later change"). Whoever has not reported
+	// may have skipped this switch and act on the later one; the map leads nobody to Record.To any more.
+	Overtaken string
 	// Producers, Consumers and Unresolved sum up the acks.
 	Producers, Consumers, Unresolved int
 }
@@ -66,12 +69,14 @@ func Judge(expect []Member, acks []Ack, running []Member) Outcome {
 }
 
 // Done tells whether nobody is waited for.
-func (o Outcome) Done() bool { return len(o.Waiting) == 0 }
+func (o Outcome) Done() bool { return len(o.Waiting) == 0 || o.Overtaken != "" }
 
 // Note is what an operator should know about a switch that ends with this outcome; "" when there is nothing.
 func (o Outcome) Note() string {
 	var parts []string
-	if len(o.Waiting) > 0 {
+	if o.Overtaken != "" {
+		parts = append(parts, "overtaken by "+o.Overtaken)
+	} else if len(o.Waiting) > 0 {
 		parts = append(parts, "no report from "+strings.Join(o.Waiting, ", ")+": clients there may still be on the old cluster; see its log, or restart it")
 	}
 	if len(o.Restarted) > 0 {

@@ -227,7 +227,7 @@ func call[T any](ctx context.Context, c *Client, method, path string, body []byt
 		return v, failure.Error
 	}
 	if err := json.Unmarshal(text, &v); err != nil {
-		return v, fmt.Errorf("%s answered %s with something that is not the control API; is --admin right?", c.base, resp.Status)
+		return v, fmt.Errorf("%s answered %s with something that is not the control API of pointsman: is that its operations port?", c.base, resp.Status)
 	}
 	return v, nil
 }

@@ -198,7 +198,7 @@ func (s *Server) guardClients(ctx context.Context, p *planner, immediate bool) (
 	if len(counts) > 0 {
 		return answers, &Error{
 			Code: CodeLiveClients,
-			Message: fmt.Sprintf("changing %s would move %d producers and %d consumers of %d topics that are connected now (%s)",
+			Message: fmt.Sprintf("changing %s would move %d producers and %d consumers that are connected now, of %d topic(s) (%s)",
 				what, sum.Producers, sum.Consumers, len(topics), strings.Join(append(counts, unreachable...), "; ")),
 			Remedy:  "repeat with --immediate to move them at once like an immediate switch, or stop them first",
 			Details: details,

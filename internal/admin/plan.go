@@ -291,7 +291,7 @@ func (s *Server) raiseRules(ctx context.Context, p *planner, who string) error {
 			if err != nil || !e.Floor() || !t.In(st.target.scope) || e.Epoch < rule.Epoch {
 				continue
 			}
-			if _, known := p.before.Entry(e.Topic); !known {
+			if was, known := p.before.Entry(e.Topic); !known || was != e {
 				highest = max(highest, route.NextEpoch(e.Epoch))
 			}
 		}

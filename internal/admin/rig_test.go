@@ -5,6 +5,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -92,6 +93,18 @@ func (r *rig) set(name, cluster string) admin.ChangeResult {
 // stored is what the store says of a topic now.
 func (r *rig) stored(name string) route.Decision {
 	r.t.Helper()
+	topic, err := route.ParseTopic(name)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return r.storedTable().Decide(topic, "a")
+}
+
+// served tells whether a proxy's map is what the store has.
+func (r *rig) served(table *route.Table) bool { return table.Digest() == r.storedTable().Digest() }
+
+func (r *rig) storedTable() *route.Table {
+	r.t.Helper()
 	entries, err := r.st.Entries(r.t.Context())
 	if err != nil {
 		r.t.Fatal(err)
@@ -108,11 +121,7 @@ func (r *rig) stored(name string) route.Decision {
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	topic, err := route.ParseTopic(name)
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	return table.Decide(topic, "a")
+	return table
 }
 
 func (r *rig) expect(name, cluster string, epoch uint64) {
@@ -183,9 +192,9 @@ func (r *rig) do(method, path, body string, header ...string) (int, string) {
 		r.t.Fatal(err)
 	}
 	defer resp.Body.Close()
-	var b strings.Builder
-	if _, err := fmt.Fprint(&b, mustRead(r.t, resp)); err != nil {
+	text, err := io.ReadAll(resp.Body)
+	if err != nil {
 		r.t.Fatal(err)
 	}
-	return resp.StatusCode, b.String()
+	return resp.StatusCode, string(text)
 }

@@ -2,7 +2,6 @@ package admin_test
 
 import (
 	"fmt"
-	"io"
 	"net/http"
 	"reflect"
 	"slices"
@@ -23,15 +22,6 @@ const (
 	topic2 = "persistent://acme/orders/t2"
 	topic3 = "persistent://acme/bills/t3"
 )
-
-func mustRead(t testing.TB, resp *http.Response) string {
-	t.Helper()
-	text, err := io.ReadAll(resp.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(text)
-}
 
 func TestARouteIsStoredUnderItsCanonicalNameAndWrittenToTheHistory(t *testing.T) {
 	r := newRig(t, "p1")

@@ -110,7 +110,8 @@ func switchTargets(r *SwitchRequest) ([]target, error) {
 	}
 	switch {
 	case len(faults) == 1 && len(r.Topics) == 1:
-		return nil, &Error{Code: CodeBadName, Message: faults[0].Problem}
+		_, err := parseTopicName(r.Topics[0])
+		return nil, err
 	case len(faults) > 0:
 		return nil, &Error{Code: CodeBadName, Message: fmt.Sprintf("%d of %d topics cannot be moved; nothing was changed", len(faults), len(r.Topics)), Remedy: "mend or remove these and repeat", Details: faults}
 	}
@@ -426,7 +427,38 @@ func (s *Server) judge(ctx context.Context, rec *switching.Record) (switching.Ou
 	if err != nil {
 		return switching.Outcome{}, err
 	}
-	return switching.Judge(rec.Expect, acks, liveMembers(proxies)), nil
+	o := switching.Judge(rec.Expect, acks, liveMembers(proxies))
+	if !o.Done() {
+		o.Overtaken, err = s.overtakenBy(ctx, rec)
+	}
+	return o, err
+}
+
+// overtakenBy tells what has changed the topic or rule of a switch since; "" when the switch is still the last.
+func (s *Server) overtakenBy(ctx context.Context, rec *switching.Record) (string, error) {
+	id := ""
+	if strings.Contains(rec.Topic, "://") {
+		e, _, err := s.store.Entry(ctx, rec.Topic)
+		if err != nil {
+			return "", err
+		}
+		id = e.SwitchID
+	} else {
+		rules, err := s.store.Rules(ctx)
+		if err != nil {
+			return "", err
+		}
+		if i := slices.IndexFunc(rules, func(r route.Rule) bool { return r.Scope == rec.Topic }); i >= 0 {
+			id = rules[i].SwitchID
+		}
+	}
+	switch id {
+	case rec.ID:
+		return "", nil
+	case "":
+		return "a later change of the map", nil
+	}
+	return "switch " + id, nil
 }
 
 // end writes how a switch ended.
