@@ -72,7 +72,8 @@ type outQueue struct {
 	n        int           // bytes in bufs and pipe
 	pipe     *pipe         // sent before bufs; nil when there is none
 	sources  []*conn       // not read until n falls below the low watermark
-	progress time.Duration // when the peer last took a byte, or the queue began
+	progress time.Duration // when the peer was last seen to take a byte, or the queue began
+	unsent   int           // bytes in the kernel's queue when the write deadline was last looked at; -1 = not yet
 }
 
 func (p *pool) takeQueue(now time.Duration) *outQueue {
@@ -83,7 +84,7 @@ func (p *pool) takeQueue(now time.Duration) *outQueue {
 	} else {
 		q = new(outQueue)
 	}
-	q.progress = now
+	q.progress, q.unsent = now, -1
 	return q
 }
 

@@ -316,13 +316,25 @@ func (l *loop) expired(c *conn) {
 	case c.closing:
 		l.drop(c)
 	case c.out != nil:
-		if at := c.out.progress + l.e.cfg.WriteStall; at > l.clock() {
-			l.timers.set(c, at)
-			return
-		}
-		l.counters.stalled.Add(1)
-		l.fail(c, session.NetWriteStalled, fmt.Errorf("the peer took none of %d queued bytes for %v", c.out.n, l.e.cfg.WriteStall))
+		l.checkStall(c)
 	}
+}
+
+// checkStall looks, twice within the write deadline, whether the peer took anything: from our queue or, because the poller calls only when
+// a third of the kernel's is free, from that.
+func (l *loop) checkStall(c *conn) {
+	q, now, stall := c.out, l.clock(), l.e.cfg.WriteStall
+	unsent := unsentBytes(int(c.fd))
+	if unsent < q.unsent {
+		q.progress = now
+	}
+	q.unsent = unsent
+	if now < q.progress+stall {
+		l.timers.set(c, min(now+stall/2, q.progress+stall))
+		return
+	}
+	l.counters.stalled.Add(1)
+	l.fail(c, session.NetWriteStalled, fmt.Errorf("the peer took none of %d queued bytes for %v", q.n, stall))
 }
 
 // close ends c at the endpoint's wish. The endpoint is not called any more.

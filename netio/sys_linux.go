@@ -57,6 +57,15 @@ func decode(ev netpoll.IOEvent, _ netpoll.IOFlags) (readable, writable, hangup b
 		ev&(unix.EPOLLRDHUP|unix.EPOLLERR|unix.EPOLLHUP) != 0
 }
 
+// unsentBytes is how much of what was written the peer has not acknowledged.
+func unsentBytes(fd int) int {
+	n, err := unix.IoctlGetInt(fd, unix.SIOCOUTQ)
+	if err != nil {
+		return 0
+	}
+	return n
+}
+
 func streamSocket(family int) (int, error) {
 	return unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, unix.IPPROTO_TCP)
 }

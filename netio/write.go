@@ -173,7 +173,7 @@ func (l *loop) queueFor(c *conn) {
 	}
 	c.out = l.pool.takeQueue(l.clock())
 	if c.timer == 0 {
-		l.timers.set(c, c.out.progress+l.e.cfg.WriteStall)
+		l.timers.set(c, c.out.progress+l.e.cfg.WriteStall/2)
 	}
 }
 
