@@ -238,8 +238,8 @@ func (l *loop) post(fn func()) bool {
 		return false
 	}
 	l.inbox = append(l.inbox, fn)
+	l.wake() // under mu: once the inbox is closed nobody else touches the waker, and it may be released
 	l.mu.Unlock()
-	l.wake()
 	return true
 }
 
