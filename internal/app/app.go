@@ -61,16 +61,22 @@ func Run(ctx context.Context, cfg *config.Config, log *slog.Logger) error {
 const startTimeout = 30 * time.Second
 
 // New opens the store and the listeners. Nothing is served before Run.
-func New(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ *App, err error) {
-	a := &App{cfg: cfg, log: log}
+func New(ctx context.Context, cfg *config.Config, log *slog.Logger) (*App, error) {
+	st, err := openStore(ctx, cfg, log)
+	if err != nil {
+		return nil, err
+	}
+	return newOn(ctx, st, cfg, log)
+}
+
+// newOn is New on a store that is open; the App closes it, also when it fails.
+func newOn(ctx context.Context, st store.Store, cfg *config.Config, log *slog.Logger) (_ *App, err error) {
+	a := &App{cfg: cfg, log: log, store: st}
 	defer func() {
 		if err != nil {
 			a.release()
 		}
 	}()
-	if a.store, err = openStore(ctx, cfg, log); err != nil {
-		return nil, err
-	}
 	keys, err := a.tagKeys(ctx)
 	if err != nil {
 		return nil, err
