@@ -17,6 +17,9 @@ import (
 // maxAnswer bounds what a client reads.
 const maxAnswer = 256 << 20
 
+// ErrNoAnswer is wrapped by what a Client returns when nobody, or something else, answers at its address.
+var ErrNoAnswer = errors.New("no answer")
+
 // Client talks to the control API of one proxy: the command line uses it, and the proxies among themselves.
 // Errors are *Error when the proxy answered. Its methods may be called from any goroutine.
 type Client struct {
@@ -213,7 +216,7 @@ func call[T any](ctx context.Context, c *Client, method, path string, body []byt
 		if errors.As(err, &u) {
 			err = u.Err // the address is named below
 		}
-		return v, fmt.Errorf("no answer from the operations port %s: %w", c.base, err)
+		return v, fmt.Errorf("%w from the operations port %s: %w", ErrNoAnswer, c.base, err)
 	}
 	defer resp.Body.Close()
 	text, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
@@ -227,7 +230,7 @@ func call[T any](ctx context.Context, c *Client, method, path string, body []byt
 		return v, failure.Error
 	}
 	if err := json.Unmarshal(text, &v); err != nil {
-		return v, fmt.Errorf("%s answered %s with something that is not the control API of pointsman: is that its operations port?", c.base, resp.Status)
+		return v, fmt.Errorf("%w from pointsman at %s: what answers there (%s) is not its operations port", ErrNoAnswer, c.base, resp.Status)
 	}
 	return v, nil
 }

@@ -45,6 +45,7 @@ type Fields struct {
 	LookupErr  error
 	HandlesErr error
 	NotReady   []string
+	BeforeFlip func() // runs while a switch asks for partitions, just before it writes
 	NoAcks     bool // never reports a switch
 	Unresolved int
 }
@@ -204,6 +205,12 @@ func (p *Proxy) Lookup(_ context.Context, cluster, topic string) (admin.LookupAn
 }
 
 func (p *Proxy) Partitions(_ context.Context, cluster, base string) (int, error) {
+	p.mu.Lock()
+	hook := p.F.BeforeFlip
+	p.mu.Unlock()
+	if hook != nil {
+		hook()
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.F.Missing[cluster] {
