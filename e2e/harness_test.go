@@ -14,10 +14,10 @@ import (
 	"time"
 )
 
-// limited returns a context for one step of a test.
+// limited returns a context for one step of a test, or of its clean-up, which runs when t.Context has ended.
 func limited(t *testing.T, limit time.Duration) context.Context {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), limit)
 	t.Cleanup(cancel)
 	return ctx
 }
@@ -118,6 +118,32 @@ func await(t *testing.T, d *Driver, what string, reached func(Record) bool) Reco
 func awaitReady(t *testing.T, d *Driver, n int) {
 	t.Helper()
 	await(t, d, fmt.Sprintf("%d to be ready", n), func(r Record) bool { return len(r.Ready) >= n })
+}
+
+// awaitReceived waits until everything acknowledged on the topics whose index passes has been received.
+func awaitReceived(t *testing.T, d *Driver, limit time.Duration, passes func(k int) bool) {
+	t.Helper()
+	type message struct {
+		k int
+		n int64
+	}
+	missing := map[message]bool{}
+	acked, received := 0, 0 // looked at so far
+	_, err := d.Wait(limited(t, limit), "everything acknowledged to be received", func(r Record) bool {
+		for ; acked < len(r.Acks); acked++ {
+			if e := r.Acks[acked]; passes(e.K) {
+				missing[message{e.K, e.N}] = true
+			}
+		}
+		for ; received < len(r.Recvs); received++ {
+			e := r.Recvs[received]
+			delete(missing, message{e.K, e.N})
+		}
+		return len(missing) == 0
+	})
+	if err != nil {
+		t.Error(err)
+	}
 }
 
 // want compares a digest with perfect delivery of count messages.

@@ -20,6 +20,9 @@ const (
 	cmdLookup    = 23
 )
 
+// protocolVersion is what the Java client of 4.0.8 says.
+const protocolVersion = 21
+
 // RawConn speaks single commands to a proxy, for what no client library would say.
 type RawConn struct {
 	conn net.Conn
@@ -70,7 +73,7 @@ func (c *RawConn) Receive() (*pulsarpb.BaseCommand, error) {
 // Connect says CONNECT, with a target unless target is nil, and returns the answer.
 func (c *RawConn) Connect(target *string) (*pulsarpb.BaseCommand, error) {
 	if err := c.Send(&pulsarpb.BaseCommand{Type: proto.Int32(cmdConnect), Connect: &pulsarpb.CommandConnect{
-		ClientVersion: proto.String("Pulsar-E2E"), ProxyToBrokerUrl: target,
+		ClientVersion: proto.String("Pulsar-E2E"), ProtocolVersion: proto.Int32(protocolVersion), ProxyToBrokerUrl: target,
 	}}); err != nil {
 		return nil, err
 	}
