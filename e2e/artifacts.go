@@ -27,20 +27,14 @@ type Artifacts struct {
 }
 
 // Preflight names every tool that is missing, each with the command that installs it; nil when all are there.
-func Preflight(ctx context.Context) error {
-	var missing []error
-	need := func(what, apt string, probe ...string) {
-		if err := exec.CommandContext(ctx, probe[0], probe[1:]...).Run(); err != nil {
-			missing = append(missing, fmt.Errorf("%s is missing (%s: %w): apt-get install -y %s", what, strings.Join(probe, " "), err, apt))
-		}
+func Preflight(ctx context.Context, module string) error {
+	cmd := exec.CommandContext(ctx, "sh", filepath.Join("scripts", "preflight.sh"))
+	cmd.Dir = module
+	cmd.Env = append(os.Environ(), "REQUIRE_E2E=1") // to it, whatever these tests need is required
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("the end-to-end tests cannot run here (%w):\n%s", err, out)
 	}
-	need("Java 17 or newer", "openjdk-17-jre-headless", "java", "-version")
-	need("the Java compiler", "openjdk-17-jdk-headless", "javac", "-version")
-	need("Maven", "maven", "mvn", "--version")
-	need("Python 3", "python3", "python3", "--version")
-	need("Python's venv", "python3-venv", "python3", "-c", "import venv, ensurepip")
-	need("the C compiler (for go test -race)", "gcc libc6-dev", "gcc", "--version")
-	return errors.Join(missing...)
+	return nil
 }
 
 // Prepare fetches and compiles what is not in the cache yet. module is the root folder of the checkout.
@@ -61,7 +55,7 @@ func Prepare(ctx context.Context, module string) (*Artifacts, error) {
 	wg.Go(func() { python = a.preparePython(ctx, here) })
 	wg.Go(func() {
 		golang = run(ctx, module, "go", "build", "-o", a.GoDriver, "./e2e/clients/godriver")
-		a.PointsmanErr = run(ctx, module, "go", "build", "-o", a.Pointsman, "./cmd/pointsman")
+		a.PointsmanErr = run(ctx, module, "make", "-s", "build") // never an old binary under test
 	})
 	wg.Wait()
 	return a, errors.Join(java, python, golang)

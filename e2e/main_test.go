@@ -36,16 +36,16 @@ func runAll(m *testing.M) (code int) {
 		fmt.Fprintf(os.Stderr, "e2e: %v\n", err)
 		return 1
 	}
-	if err := Preflight(ctx); err != nil {
+	module, err := filepath.Abs("..")
+	if err != nil {
+		return fail(err)
+	}
+	if err := Preflight(ctx, module); err != nil {
 		if os.Getenv("REQUIRE_E2E") == "1" {
 			return fail(err)
 		}
 		fmt.Printf("\n*** e2e SKIPPED: nothing was tested against real clusters ***\n%v\n(REQUIRE_E2E=1 makes this a failure)\n\n", err)
 		return 0
-	}
-	module, err := filepath.Abs("..")
-	if err != nil {
-		return fail(err)
 	}
 	began := time.Now()
 	runID = strconv.FormatInt(began.UnixMilli()%100_000_000, 36)
