@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/user"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"strings"
 	"sync"
@@ -404,5 +405,29 @@ func TestTheHistoryNamesTheUserUnlessTold(t *testing.T) {
 	}
 	if got := stamp(time.Date(2026, 1, 2, 3, 4, 5, 0, time.FixedZone("x", 3600))); got != "2026-01-02T02:04:05Z" {
 		t.Errorf("stamp = %s", got)
+	}
+}
+
+func TestTheReferenceListsExactlyTheCommandsThereAre(t *testing.T) {
+	text, err := os.ReadFile("../../docs/cli.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	listed, there := map[string]bool{}, map[string]bool{}
+	for _, m := range regexp.MustCompile("(?m)^\\| `pointsman ([a-z -]*[a-z])").FindAllStringSubmatch(string(text), -1) {
+		listed[strings.TrimSuffix(m[1], " --config")] = true
+	}
+	var walk func(cmd *cobra.Command)
+	walk = func(cmd *cobra.Command) {
+		for _, sub := range cmd.Commands() {
+			if !sub.HasSubCommands() {
+				there[strings.TrimPrefix(sub.CommandPath(), "pointsman ")] = true
+			}
+			walk(sub)
+		}
+	}
+	walk((&cli{stdout: io.Discard, stderr: io.Discard}).root())
+	if !reflect.DeepEqual(listed, there) {
+		t.Errorf("listed: %v\nthere: %v", listed, there)
 	}
 }

@@ -3,9 +3,11 @@ package config
 import (
 	"errors"
 	"flag"
+	"maps"
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -297,4 +299,53 @@ func FuzzLoad(f *testing.F) {
 			t.Fatalf("config %v, error %v: exactly one must be there", c, err)
 		}
 	})
+}
+
+// The reference in docs/configuration.md is written from the struct, so neither can have a key that the other lacks.
+func TestTheReferenceListsExactlyTheKeysThereAre(t *testing.T) {
+	const path = "../../docs/configuration.md"
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cell := strings.NewReplacer("|", `\|`, "\n", " ")
+	var keys, theirs strings.Builder
+	keys.WriteString("| key | type | default | meaning |\n|---|---|---|---|\n")
+	for _, k := range Reference() {
+		keys.WriteString("| `" + k.Key + "` | " + k.Type + " | `" + k.Default + "` | " + cell.Replace(k.Doc) + " |\n")
+	}
+	theirs.WriteString("| official proxy | here |\n|---|---|\n")
+	for _, key := range slices.Sorted(maps.Keys(official)) {
+		theirs.WriteString("| `" + key + "` | " + official[key] + " |\n")
+	}
+	want := section(t, section(t, string(text), "keys", keys.String()), "official", theirs.String())
+	if *rewrite {
+		if err := os.WriteFile(path, []byte(want), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	} else if want != string(text) {
+		t.Errorf("%s does not list the keys as they are; run go test ./internal/config -rewrite", path)
+	}
+}
+
+// section replaces what is between the two comments called name.
+func section(t *testing.T, text, name, with string) string {
+	t.Helper()
+	begin := strings.Index(text, "<!-- "+name+":")
+	end := strings.Index(text, "<!-- /"+name+" -->")
+	if begin < 0 || end < begin {
+		t.Fatalf("no section %s", name)
+	}
+	begin += strings.Index(text[begin:], "-->\n") + len("-->\n")
+	return text[:begin] + with + text[end:]
+}
+
+// Every key that the translation table points to must exist.
+func TestTheOfficialProxysKeysAreTranslatedToKeysThatExist(t *testing.T) {
+	for theirs, ours := range official {
+		key, _, _ := strings.Cut(ours, " ")
+		if !slices.ContainsFunc(Reference(), func(k Key) bool { return k.Key == key }) {
+			t.Errorf("%s is translated to %s, which does not exist", theirs, key)
+		}
+	}
 }

@@ -46,7 +46,7 @@ type Fields struct {
 	HandlesErr error
 	NotReady   []string
 	BeforeFlip func() // runs while a switch asks for partitions, just before it writes
-	NoAcks     bool // never reports a switch
+	NoAcks     bool   // never reports a switch
 	Unresolved int
 }
 

@@ -1,0 +1,134 @@
+package admin_test
+
+import (
+	"bytes"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/printer"
+	"go/token"
+	"os"
+	"reflect"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// docsPath is the reference of the control API. Its lists of codes and types are written from the source, so neither can have
+// what the other lacks.
+const docsPath = "../../docs/cli.md"
+
+func TestTheReferenceListsExactlyTheCodesAndTypesThereAre(t *testing.T) {
+	text, err := os.ReadFile(docsPath)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fset := token.NewFileSet()
+	var codes, types strings.Builder
+	codes.WriteString("| code | HTTP status: meaning |\n|---|---|\n")
+	for _, file := range []string{"api.go", "../../store/store.go", "../../core/switching/record.go"} {
+		f, err := parser.ParseFile(fset, file, nil, parser.ParseComments)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, decl := range f.Decls {
+			g, ok := decl.(*ast.GenDecl)
+			if !ok {
+				continue
+			}
+			for _, spec := range g.Specs {
+				switch spec := spec.(type) {
+				case *ast.ValueSpec:
+					if len(spec.Values) == 1 && file == "api.go" && strings.HasPrefix(spec.Names[0].Name, "Code") {
+						code, err := strconv.Unquote(spec.Values[0].(*ast.BasicLit).Value)
+						if err != nil {
+							t.Fatal(err)
+						}
+						fmt.Fprintf(&codes, "| `%s` | %s |\n", code, comment(spec.Comment))
+					}
+				case *ast.TypeSpec:
+					if s, ok := spec.Type.(*ast.StructType); ok && (file == "api.go" || wanted[spec.Name.Name]) {
+						writeType(t, &types, fset, spec.Name.Name, comment(g.Doc), s)
+					}
+				}
+			}
+		}
+	}
+	want := section(t, section(t, string(text), "codes", codes.String()), "types", types.String())
+	if *rewrite {
+		if err := os.WriteFile(docsPath, []byte(want), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	} else if want != string(text) {
+		t.Errorf("%s does not list the types as they are; run go test ./internal/admin -rewrite", docsPath)
+	}
+}
+
+// wanted are the types of other packages that the API embeds.
+var wanted = map[string]bool{"Proxy": true, "Record": true, "Ack": true, "Member": true}
+
+func writeType(t *testing.T, b *strings.Builder, fset *token.FileSet, name, doc string, s *ast.StructType) {
+	t.Helper()
+	fmt.Fprintf(b, "**%s**: %s\n\n| field | type | meaning |\n|---|---|---|\n", name, strings.TrimPrefix(strings.TrimPrefix(doc, name+" "), "is "))
+	for _, f := range s.Fields.List {
+		var kind bytes.Buffer
+		if err := printer.Fprint(&kind, fset, f.Type); err != nil {
+			t.Fatal(err)
+		}
+		typ := strings.ReplaceAll(regexp.MustCompile(`\b(store|switching)\.`).ReplaceAllString(kind.String(), ""), "|", `\|`)
+		if len(f.Names) == 0 {
+			fmt.Fprintf(b, "| all fields of %s | | |\n", typ)
+			continue
+		}
+		tag, err := strconv.Unquote(f.Tag.Value)
+		if err != nil {
+			t.Fatal(err)
+		}
+		key, options, _ := strings.Cut(reflect.StructTag(tag).Get("json"), ",")
+		if strings.HasPrefix(options, "omit") {
+			typ += ", may be absent"
+		}
+		fmt.Fprintf(b, "| `%s` | %s | %s |\n", key, typ, strings.TrimSpace(comment(f.Doc)+" "+comment(f.Comment)))
+	}
+	b.WriteString("\n")
+}
+
+// comment is a comment group in one line of a table.
+func comment(c *ast.CommentGroup) string {
+	return strings.ReplaceAll(strings.Join(strings.Fields(c.Text()), " "), "|", `\|`)
+}
+
+// section replaces what is between the two comments called name.
+func section(t *testing.T, text, name, with string) string {
+	t.Helper()
+	begin := strings.Index(text, "<!-- "+name+":")
+	end := strings.Index(text, "<!-- /"+name+" -->")
+	if begin < 0 || end < begin {
+		t.Fatalf("no section %s", name)
+	}
+	begin += strings.Index(text[begin:], "-->\n") + len("-->\n")
+	return text[:begin] + with + text[end:]
+}
+
+// Each path in the reference is answered, and each path that is answered is in the reference.
+func TestTheReferenceListsExactlyThePathsThereAre(t *testing.T) {
+	text, err := os.ReadFile(docsPath)
+	if err != nil {
+		t.Fatal(err)
+	}
+	source, err := os.ReadFile("admin.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	listed, served := map[string]bool{}, map[string]bool{}
+	for _, m := range regexp.MustCompile("(?m)^\\| `((?:GET|POST) /[^`]*)`").FindAllSubmatch(text, -1) {
+		listed[string(m[1])] = true
+	}
+	for _, m := range regexp.MustCompile(`mux\.Handle(?:Func)?\("((?:GET|POST) /[^"]*)"`).FindAllSubmatch(source, -1) {
+		served[string(m[1])] = true
+	}
+	if len(served) < 15 || !reflect.DeepEqual(listed, served) {
+		t.Errorf("listed: %v\nserved: %v", listed, served)
+	}
+}
