@@ -68,6 +68,9 @@ func play(ctx context.Context, out, log io.Writer, p pace) (res result, err erro
 	defer blue.Close()
 	green := testkit.NewCluster("green", testkit.Options{Brokers: 2, Advertised: names, LedgerBase: 500_000})
 	defer green.Close()
+	if err := placeTogether(blue, ordersTopic, invoicesTopic); err != nil {
+		return res, err
+	}
 	replication := testkit.Replicate(blue, green, testkit.ReplicationOptions{
 		Topics: func(name string) bool { return name == ordersTopic }, Delay: 5 * time.Millisecond, Subscriptions: true,
 	})
@@ -151,6 +154,17 @@ const (
 	ordersTopic   = "persistent://public/default/orders"
 	invoicesTopic = "persistent://public/default/invoices"
 )
+
+// placeTogether gives topics to one broker, so that a client uses one connection for them.
+func placeTogether(c *testkit.Cluster, topics ...string) error {
+	for _, name := range topics {
+		c.CreateTopic(name, 0)
+		if err := c.Unload(name, c.Broker(0), false); err != nil {
+			return err
+		}
+	}
+	return nil
+}
 
 // pause waits for d unless ctx ends.
 func pause(ctx context.Context, d time.Duration) error {

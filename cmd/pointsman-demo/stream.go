@@ -263,6 +263,9 @@ func judge(orders, invoices *stream, blue, green *testkit.Cluster, m move) resul
 	if n := opened(blue, invoicesTopic); n != 1 {
 		broken("the producer of invoices was opened %d times: the switch of orders disturbed it", n)
 	}
+	if !sameConnection(blue, ordersTopic, invoicesTopic) {
+		broken("orders and invoices did not share one connection to blue that is still open: the demo proves nothing about neighbours")
+	}
 	r.errors = len(r.faults)
 	return r
 }
@@ -277,6 +280,17 @@ func publishedSince(c *testkit.Cluster, topic string, since time.Time) (n int) {
 		}
 	}
 	return n
+}
+
+// sameConnection tells whether the producers of both topics were first opened on one connection, and it is still open.
+func sameConnection(c *testkit.Cluster, x, y string) bool {
+	on := map[string]uint64{}
+	for _, cmd := range c.Commands(codec.TypeProducer) {
+		if topic := cmd.Cmd.GetProducer().GetTopic(); on[topic] == 0 {
+			on[topic] = cmd.Conn
+		}
+	}
+	return on[x] != 0 && on[x] == on[y] && c.Conn(on[x]) != nil
 }
 
 // opened counts how often a producer was opened for a topic.
