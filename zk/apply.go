@@ -33,8 +33,8 @@ const (
 	keptSegments   = 32
 )
 
-// before is what a change found in the store.
-type before struct {
+// found is what a change found in the store.
+type found struct {
 	buckets   map[int]*store.Bucket // never nil values; empty ones do not exist as nodes
 	stats     map[int]*zk.Stat      // of the buckets that exist
 	rules     []route.Rule
@@ -44,11 +44,11 @@ type before struct {
 	record    *switching.Record // of the change's own switch id
 }
 
-func (b *before) entry(topic string) (route.Entry, bool) {
+func (b *found) entry(topic string) (route.Entry, bool) {
 	return b.buckets[route.Bucket(topic)].Entry(topic)
 }
 
-func (b *before) rule(scope string) (route.Rule, bool) {
+func (b *found) rule(scope string) (route.Rule, bool) {
 	i := slices.IndexFunc(b.rules, func(r route.Rule) bool { return r.Scope == scope })
 	if i < 0 {
 		return route.Rule{}, false
@@ -129,11 +129,11 @@ func (s *Store) applyError(ctx context.Context, err error, lost bool) error {
 }
 
 // before reads, as of now, everything that c depends on.
-func (s *Store) before(ctx context.Context, c store.Change) (*before, error) {
+func (s *Store) before(ctx context.Context, c store.Change) (*found, error) {
 	if err := s.sync(ctx); err != nil {
 		return nil, err
 	}
-	b := &before{buckets: map[int]*store.Bucket{}, stats: map[int]*zk.Stat{}}
+	b := &found{buckets: map[int]*store.Bucket{}, stats: map[int]*zk.Stat{}}
 	var indexes []int
 	for _, e := range c.Entries {
 		if index := route.Bucket(e.Topic); b.buckets[index] == nil {
@@ -174,7 +174,7 @@ func (s *Store) before(ctx context.Context, c store.Change) (*before, error) {
 	return b, nil
 }
 
-func (b *before) conflict(c store.Change) error {
+func (b *found) conflict(c store.Change) error {
 	if b.record != nil {
 		return store.SwitchConflict(c.Switch.ID)
 	}
@@ -185,7 +185,7 @@ func (b *before) conflict(c store.Change) error {
 }
 
 // applied tells whether an attempt whose answer was lost was carried out.
-func (b *before) applied(c store.Change) bool {
+func (b *found) applied(c store.Change) bool {
 	if c.Switch == nil {
 		return c.Applied(b.entry, b.rule)
 	}
@@ -195,7 +195,7 @@ func (b *before) applied(c store.Change) bool {
 }
 
 // writes are the operations that carry c out; historyAt is the one that writes the history entry. It alters b.
-func (s *Store) writes(b *before, c store.Change) (ops []any, historyAt int, err error) {
+func (s *Store) writes(b *found, c store.Change) (ops []any, historyAt int, err error) {
 	for _, e := range c.Entries {
 		b.buckets[route.Bucket(e.Topic)].Set(e.Topic, e.After)
 	}
@@ -291,7 +291,7 @@ func (s *Store) head(ctx context.Context) (segment int64, stat *zk.Stat, err err
 }
 
 // wrote ends the segment when it is full; if that fails, the next change tries again.
-func (s *Store) wrote(b *before, historyPath string, data []byte) {
+func (s *Store) wrote(b *found, historyPath string, data []byte) {
 	if s.segment.Swap(b.segment) != b.segment {
 		s.written.Store(0)
 	}
@@ -312,7 +312,7 @@ func (s *Store) wrote(b *before, historyPath string, data []byte) {
 	}()
 }
 
-func (s *Store) rollHistory(ctx context.Context, b *before) error {
+func (s *Store) rollHistory(ctx context.Context, b *found) error {
 	next := b.segment + 1
 	head, err := json.Marshal(historyHead{Segment: next})
 	if err != nil {

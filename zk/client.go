@@ -30,9 +30,8 @@ const (
 // client is one connection to one ensemble over any number of reconnects and sessions.
 //
 // The library reports every event by a callback on its receiving goroutine, which must not wait: the callback only
-// marks and signals. Operations are let through by a gate. It is shut between a loss and the moment at which the
-// library has sent its watches again: it tells the server to report changes since the newest transaction that it has
-// seen, and an answer that came earlier would move that mark past a change that no watch has reported.
+// marks and signals. Operations are let through by a gate, which is shut between a loss and the moment at which the
+// library has sent its watches again (wire says why).
 type client struct {
 	ensemble Ensemble
 	auth     *Auth
@@ -108,6 +107,7 @@ func newClient(e Ensemble, timeout time.Duration, auth *Auth, log *slog.Logger, 
 		contact: func(at time.Time) { c.contact.Store(at.UnixNano()) },
 		granted: c.sessionGranted(timeout),
 		watched: c.watchesSent,
+		await:   c.awaitWatches,
 		failed:  c.dialFailed,
 	}
 	// The library's goroutine may call back before Connect has returned; the callback waits for mu.
@@ -251,6 +251,25 @@ func (c *client) watchesSent() {
 	}
 }
 
+// awaitWatches waits until the library has sent its watches on this connection. It may have fewer than are remembered
+// here, and none at all, so it does not wait long.
+func (c *client) awaitWatches() {
+	c.mu.Lock()
+	watching := c.watching
+	c.mu.Unlock()
+	select {
+	case <-watching:
+		return
+	default:
+	}
+	select {
+	case <-watching:
+	case <-time.After(watchesGrace):
+		c.watchesSent()
+	case <-c.ctx.Done():
+	}
+}
+
 func (c *client) sessionGranted(asked time.Duration) func(time.Duration) {
 	return func(granted time.Duration) {
 		c.mu.Lock()
@@ -287,7 +306,7 @@ func (c *client) run() {
 		case <-c.wake:
 		}
 		c.mu.Lock()
-		connection, watching, up, add := c.connection, c.watching, c.up, c.auth != nil && !c.authAdded
+		connection, up, add := c.connection, c.up, c.auth != nil && !c.authAdded
 		c.mu.Unlock()
 		if !up {
 			continue
@@ -307,12 +326,7 @@ func (c *client) run() {
 			c.authAdded = true
 			c.mu.Unlock()
 		}
-		select {
-		case <-watching:
-		case <-time.After(watchesGrace):
-		case <-c.ctx.Done():
-			return
-		}
+		c.awaitWatches()
 		c.opened(connection)
 	}
 }

@@ -29,7 +29,7 @@ func TestZooKeeperKeepsThePromisesOfAStore(t *testing.T) {
 var chroots atomic.Int64
 
 // chroot is a part of a server's tree for one test.
-func chroot() string { return fmt.Sprintf("/tests/%d", chroots.Add(1)) }
+func chroot() string { return fmt.Sprintf("/test-%d", chroots.Add(1)) }
 
 // open opens a store that the test closes.
 func open(t *testing.T, cfg Config) *Store {

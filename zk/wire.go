@@ -8,6 +8,7 @@ import (
 	"net"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -24,8 +25,13 @@ const (
 	dialPause = 200 * time.Millisecond
 )
 
-// opSetWatches is the protocol's number of the request with which the library sets its watches again.
-const opSetWatches = 101
+// The protocol's numbers of requests: the one with which the library sets its watches again, and those whose answers
+// carry no transaction number.
+const (
+	opPing       = 11
+	opSetAuth    = 100
+	opSetWatches = 101
+)
 
 // hosts hands out the servers to the library in turn, by name: the names are resolved at every connect, so addresses
 // may change and a name that does not resolve stops nobody. Used by the library's one loop only.
@@ -64,6 +70,7 @@ type dialer struct {
 	contact func(at time.Time)                 // bytes came from the server
 	granted func(sessionTimeout time.Duration) // the server has granted a session
 	watched func()                             // the library has sent its watches
+	await   func()                             // waits until it has, or has none
 	failed  func(server string, err error)
 
 	// Used by the library's loop only:
@@ -148,9 +155,14 @@ func (d *dialer) close() {
 
 // wire is a connection whose beginning is observed: the library tells neither the granted session time-out nor when it
 // has set its watches again.
+//
+// For these it tells the server the newest transaction that it has seen, and wants to hear of later ones. A request
+// that was waiting since before may be answered first, with a newer number, and then a change in between would be
+// reported by no watch. (The library also reads that number without a lock.) So answers wait until the watches were sent.
 type wire struct {
 	net.Conn
-	d *dialer
+	d     *dialer
+	early atomic.Bool // a request was sent before the watches
 
 	// Used by the reading side only, which is the library's loop until granted and its receiver afterwards:
 	head    []byte // length, protocol version and session time-out of the connect response
@@ -165,6 +177,8 @@ func (w *wire) Read(p []byte) (int, error) {
 		w.d.contact(time.Now())
 		if !w.granted {
 			w.handshake(p[:n])
+		} else if w.early.Load() {
+			w.d.await()
 		}
 	}
 	return n, err
@@ -198,8 +212,15 @@ func (w *wire) SetReadDeadline(t time.Time) error {
 
 // Write implements net.Conn. The library writes one request per call: length, number, operation, body.
 func (w *wire) Write(p []byte) (int, error) {
+	op := uint32(0)
+	if len(p) >= 12 {
+		op = binary.BigEndian.Uint32(p[8:])
+	}
+	if op != opSetWatches && op != opSetAuth && op != opPing {
+		w.early.Store(true)
+	}
 	n, err := w.Conn.Write(p)
-	if err == nil && len(p) >= 12 && binary.BigEndian.Uint32(p[8:]) == opSetWatches {
+	if err == nil && op == opSetWatches {
 		w.d.watched()
 	}
 	return n, err

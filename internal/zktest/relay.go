@@ -15,14 +15,21 @@ type Relay struct {
 	target string
 	cut    bool
 	held   chan struct{} // not nil: bytes wait until it is closed
+	oneWay bool          // only those of the server
 	conns  map[net.Conn]bool
 	made   int
 }
 
-// NewRelay starts a relay to target, "host:port".
+// NewRelay starts a relay to target, "host:port", on a free port.
 func NewRelay(t testing.TB, target string) *Relay {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	return NewRelayOn(t, "127.0.0.1:0", target)
+}
+
+// NewRelayOn starts a relay that listens on an address of its own.
+func NewRelayOn(t testing.TB, listen, target string) *Relay {
+	t.Helper()
+	l, err := net.Listen("tcp", listen)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -62,9 +69,15 @@ func (r *Relay) Restore() {
 }
 
 // Hold keeps all bytes back, both ways, until Release; connections stay and are accepted.
-func (r *Relay) Hold() {
+func (r *Relay) Hold() { r.hold(false) }
+
+// HoldReplies keeps only what the server says back: requests are carried out and nobody hears of it.
+func (r *Relay) HoldReplies() { r.hold(true) }
+
+func (r *Relay) hold(oneWay bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.oneWay = oneWay
 	if r.held == nil {
 		r.held = make(chan struct{})
 	}
@@ -117,8 +130,8 @@ func (r *Relay) accept() {
 		var both sync.WaitGroup
 		both.Add(2)
 		r.group.Add(1)
-		go r.copy(client, server, &both)
-		go r.copy(server, client, &both)
+		go r.copy(client, server, true, &both)
+		go r.copy(server, client, false, &both)
 		go func() {
 			defer r.group.Done()
 			both.Wait()
@@ -130,7 +143,7 @@ func (r *Relay) accept() {
 	}
 }
 
-func (r *Relay) copy(dst, src net.Conn, both *sync.WaitGroup) {
+func (r *Relay) copy(dst, src net.Conn, reply bool, both *sync.WaitGroup) {
 	defer both.Done()
 	defer dst.Close()
 	defer src.Close()
@@ -139,6 +152,9 @@ func (r *Relay) copy(dst, src net.Conn, both *sync.WaitGroup) {
 		n, err := src.Read(buf)
 		r.mu.Lock()
 		held := r.held
+		if r.oneWay && !reply {
+			held = nil
+		}
 		r.mu.Unlock()
 		if held != nil {
 			<-held
