@@ -43,6 +43,7 @@ type loop struct {
 
 	stopping bool
 	quit     bool
+	plain    bool // waits in the poller's own Polling; see poll
 
 	waking atomic.Bool
 	mu     sync.Mutex
@@ -76,8 +77,8 @@ func newLoop(e *Engine, index int) (*loop, error) {
 		buf:   make([]byte, inlineRest+e.cfg.ReadBuffer),
 		pool:  pool{mem: &e.mem},
 		pipes: pipes{mem: &e.mem},
-		waker: waker{-1},
-		alarm: alarm{-1, never},
+		waker: noWaker(),
+		alarm: noAlarm(),
 	}
 	var err error
 	if l.poller, err = netpoll.OpenPoller(); err != nil {
@@ -112,7 +113,7 @@ func (l *loop) watch(fd int, write bool) error {
 func (l *loop) run() {
 	l.now = time.Now()
 	l.rearm()
-	err := l.poller.Polling(l.event)
+	err := l.poll()
 	if !l.quit {
 		l.e.fault(fmt.Errorf("netio: event loop %d ends, all its connections are closed: %w", l.index, err))
 		l.now = time.Now()

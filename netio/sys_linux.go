@@ -96,10 +96,12 @@ type waker struct{ descriptor int }
 func openWaker() (waker, error) {
 	fd, err := unix.Eventfd(0, unix.EFD_NONBLOCK|unix.EFD_CLOEXEC)
 	if err != nil {
-		return waker{-1}, os.NewSyscallError("eventfd", err)
+		return noWaker(), os.NewSyscallError("eventfd", err)
 	}
 	return waker{fd}, nil
 }
+
+func noWaker() waker { return waker{-1} }
 
 func (w *waker) fd() int { return w.descriptor }
 
@@ -132,10 +134,12 @@ type alarm struct {
 func openAlarm() (alarm, error) {
 	fd, err := unix.TimerfdCreate(unix.CLOCK_MONOTONIC, unix.TFD_NONBLOCK|unix.TFD_CLOEXEC)
 	if err != nil {
-		return alarm{-1, never}, os.NewSyscallError("timerfd_create", err)
+		return noAlarm(), os.NewSyscallError("timerfd_create", err)
 	}
 	return alarm{fd, never}, nil
 }
+
+func noAlarm() alarm { return alarm{-1, never} }
 
 func (a *alarm) fd() int { return a.descriptor }
 
