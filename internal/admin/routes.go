@@ -344,13 +344,17 @@ func (s *Server) writeError(ctx context.Context, p *planner, written int, err er
 // winner says who changed a topic or scope last; "" when the history does not tell.
 func (s *Server) winner(ctx context.Context, name string) string {
 	const recent = 50
+	scope := strings.TrimPrefix(name, "rule ") // as a store's ConflictError calls it
+	if name == "the default rule" {
+		scope = ""
+	}
 	history, err := s.store.History(ctx, recent)
 	if err != nil {
 		return ""
 	}
 	for _, h := range history {
 		for _, c := range historyChanges(h) {
-			if c.Name == name || c.Name == scopeName(name) {
+			if c.Name == name || c.Name == scopeName(scope) {
 				return fmt.Sprintf("changed by %s at %s (%s): %s", h.Who, h.At.UTC().Format("15:04:05.000"), h.Why, beforeAfter(c))
 			}
 		}

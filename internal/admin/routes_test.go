@@ -1,6 +1,7 @@
 package admin_test
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"reflect"
@@ -424,5 +425,41 @@ func TestALostAnswerIsReportedAsUnknown(t *testing.T) {
 	_, err := r.client("p1").Set(t.Context(), admin.SetRequest{Name: topic1, Cluster: "b"})
 	if text := refusal(t, err); !strings.Contains(text, "503 outcome_unknown") || !strings.Contains(text, "routes get") {
 		t.Error(text)
+	}
+}
+
+// An epoch is computed from the rules above as well: when one of them changes before the write, the write must fail, or a
+// topic's epoch could shrink.
+func TestAChangeFailsWhenARuleAboveChangesMeanwhile(t *testing.T) {
+	for name, change := range map[string]func(c *admin.Client) error{
+		"set": func(c *admin.Client) error {
+			_, err := c.Set(t.Context(), admin.SetRequest{Name: topic1, Cluster: "b"})
+			return err
+		},
+		"set of a rule": func(c *admin.Client) error {
+			_, err := c.Set(t.Context(), admin.SetRequest{Name: "acme/orders", Cluster: "b"})
+			return err
+		},
+	} {
+		for _, scope := range []string{"acme", ""} {
+			r := newRig(t, "p1")
+			rule := route.Rule{Scope: scope, Cluster: "c", Epoch: 5}
+			hook := &hookStore{Memory: r.stores["p1"], before: func() {
+				if err := r.st.Apply(t.Context(), store.Change{Rules: []store.RuleChange{{Scope: scope, After: &rule}}, Who: "eve", Why: "race"}); err != nil {
+					t.Error(err)
+				}
+			}}
+			s := admin.New(admin.Config{Store: hook, Proxy: r.proxies["p1"], PeerTransport: r.net})
+			t.Cleanup(func() { _ = s.Shutdown(context.Background()) })
+			r.net.Add("hooked:7780", s.Handler())
+			if text := refusal(t, change(r.client("hooked"))); !strings.HasPrefix(text, "409 conflict: ") || !strings.Contains(text, "changed by eve") {
+				t.Errorf("%s: %s", name, text)
+			}
+			r.expect(topic1, "c", 5)
+			if err := change(r.client("hooked")); err != nil { // once more, from what is there now
+				t.Errorf("%s: %v", name, err)
+			}
+			r.expect(topic1, "b", 6)
+		}
 	}
 }

@@ -260,7 +260,7 @@ func (v *validator) rest() {
 	v.oneOf("log.format", c.Log.Format, "text", "json")
 	v.duration("shutdown.drain_delay", c.Shutdown.DrainDelay, 0, 10*time.Minute)
 	v.duration("shutdown.timeout", c.Shutdown.Timeout, 100*time.Millisecond, time.Hour)
-	if strings.ContainsAny(c.ProxyID, "/ \t\n") || len(c.ProxyID) > 120 {
+	if strings.ContainsFunc(c.ProxyID, func(r rune) bool { return r <= ' ' || r == '/' || r >= 0x7f }) || len(c.ProxyID) > 120 || strings.Trim(c.ProxyID, ".") == "" && c.ProxyID != "" {
 		v.fault("proxy_id", c.ProxyID, "is not a usable name", "use letters, digits, dots and dashes, at most 120")
 	}
 	if c.TagKeyFile != "" {
