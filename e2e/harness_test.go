@@ -206,6 +206,14 @@ func pair(t *testing.T) [2]*Pointsman {
 	return both
 }
 
+// metric reads a metric of a proxy.
+func metric(t *testing.T, p *Pointsman, name string, labels ...string) float64 {
+	t.Helper()
+	value, err := p.Metric(limited(t, 10*time.Second), name, labels...)
+	must(t, err)
+	return value
+}
+
 // The parts of the CLI's JSON that the tests read.
 type (
 	explanation struct {

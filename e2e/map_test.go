@@ -74,6 +74,7 @@ func TestAnUnknownClusterInTheMapIsAClearErrorAndOthersGoOn(t *testing.T) {
 	if answer, err := conn.Connect(nil); err != nil || answer.GetType() != cmdConnected {
 		t.Fatalf("CONNECT without a target: %v, %v", answer, err)
 	}
+	countBefore := metric(t, proxies[0], "pointsman_refused_requests_total")
 	must(t, conn.Send(&pulsarpb.BaseCommand{Type: proto.Int32(cmdLookup), LookupTopic: &pulsarpb.CommandLookupTopic{
 		Topic: &topic, RequestId: proto.Uint64(7),
 	}}))
@@ -87,6 +88,10 @@ func TestAnUnknownClusterInTheMapIsAClearErrorAndOthersGoOn(t *testing.T) {
 		if !strings.Contains(response.GetMessage(), part) {
 			t.Errorf("the refusal %q does not name %q", response.GetMessage(), part)
 		}
+	}
+
+	if got := metric(t, proxies[0], "pointsman_refused_requests_total") - countBefore; got != 1 {
+		t.Errorf("the counter of refused requests grew by %v, want 1", got)
 	}
 
 	sent := runDriver(t, 30*time.Second, Go, "produce", "--url", third.URL, "--topic", topic, "--count", "10")
@@ -131,6 +136,11 @@ func TestTrafficOutlivesTheMapsZooKeeperAndMissedChangesArrive(t *testing.T) {
 		}
 	})
 	goOn("without ZooKeeper")
+	for _, p := range proxies {
+		if connected, age := metric(t, p, "pointsman_map_store_connected"), metric(t, p, "pointsman_map_age_seconds"); connected != 0 || age < 0.5 {
+			t.Errorf("%s without ZooKeeper: store connected %v, age of the map %v s; want 0 and the time since it went away", p.Name, connected, age)
+		}
+	}
 	for i, cluster := range []*Cluster{rig.B, rig.A} {
 		topic := []string{early, newTopic("public/default", "zk-new")}[i]
 		sent := runDriver(t, 30*time.Second, Clients[i], "produce", "--url", proxies[i].URL, "--topic", topic, "--count", "100")

@@ -5,10 +5,12 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
-	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -103,24 +105,38 @@ func (p *Pointsman) CLI(ctx context.Context, into any, args ...string) error {
 	return nil
 }
 
-// Metrics returns the text of /metrics.
-func (p *Pointsman) Metrics(ctx context.Context) (string, error) {
+// Metric sums the series of /metrics that have the name and all the labels (each as `label="value"`).
+func (p *Pointsman) Metric(ctx context.Context, name string, labels ...string) (float64, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, p.Ops+"/metrics", nil)
 	if err != nil {
-		return "", err
+		return 0, err
 	}
 	resp, err := adminClient.Do(req)
 	if err != nil {
-		return "", err
+		return 0, err
 	}
 	defer resp.Body.Close()
-	var text bytes.Buffer
-	_, err = text.ReadFrom(resp.Body)
-	return text.String(), err
-}
-
-// LogContains tells whether the proxy has logged text.
-func (p *Pointsman) LogContains(text string) bool {
-	log, err := os.ReadFile(p.Proc.Log)
-	return err == nil && strings.Contains(string(log), text)
+	text, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return 0, err
+	}
+	sum, found := 0.0, false
+	for line := range strings.Lines(string(text)) {
+		series, value, ok := strings.Cut(strings.TrimSpace(line), " ")
+		if base, _, _ := strings.Cut(series, "{"); !ok || base != name {
+			continue
+		}
+		if slices.ContainsFunc(labels, func(label string) bool { return !strings.Contains(series, label) }) {
+			continue
+		}
+		v, err := strconv.ParseFloat(value, 64)
+		if err != nil {
+			return 0, fmt.Errorf("metric line %q: %w", line, err)
+		}
+		sum, found = sum+v, true
+	}
+	if !found {
+		return 0, fmt.Errorf("%s has no metric %s with %v; every series should exist from the start", p.Name, name, labels)
+	}
+	return sum, nil
 }

@@ -31,6 +31,7 @@ func TestNoProcessOutlivesAKilledTestBinary(t *testing.T) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
+	defer cmd.Process.Kill() // when the test fails before it does so itself
 	line, err := bufio.NewReader(stdout).ReadString('\n')
 	if err != nil {
 		t.Fatalf("the child said nothing: %v", err)

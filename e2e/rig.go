@@ -71,6 +71,7 @@ type Rig struct {
 
 	art       *Artifacts
 	procs     *Processes
+	lock      *os.File   // never closed: the lock lives as long as the process
 	mu        sync.Mutex // guards processes
 	processes map[string]*Process
 }
@@ -78,12 +79,26 @@ type Rig struct {
 // OpenRig starts the rig, or takes over the one that an earlier run kept.
 func OpenRig(ctx context.Context, art *Artifacts, procs *Processes, dir string) (*Rig, error) {
 	r := &Rig{Dir: dir, art: art, procs: procs, processes: map[string]*Process{}}
+	if err := r.lockFolder(); err != nil {
+		return nil, err
+	}
 	ctx, cancel := context.WithTimeout(ctx, startLimit)
 	defer cancel()
 	if r.takeOver(ctx) {
 		return r, nil
 	}
 	return r, r.start(ctx)
+}
+
+// lockFolder keeps a second run of the tests out of the folder until this process ends.
+func (r *Rig) lockFolder() (err error) {
+	if r.lock, err = os.Create(filepath.Join(r.Dir, "lock")); err != nil {
+		return err
+	}
+	if err := syscall.Flock(int(r.lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		return fmt.Errorf("another run of the end-to-end tests is using %s (%w); wait for its end", r.Dir, err)
+	}
+	return nil
 }
 
 // takeOver returns false, with nothing left of the kept rig, when there is none or it is not in order any more.
@@ -415,9 +430,10 @@ func (r *Rig) Keep() (string, error) {
   official proxy  %s (in front of a)
   map zookeeper   %s
   logs            %s
+  proxies         have ended; again: bin/pointsman serve --config %s
   end it by       kill -9 -- %s; rm %s
 `, r.A.URL(), r.A.Brokers[0].WebURL, r.A.ZooKeeper, r.B.URL(), r.B.Brokers[0].WebURL, r.B.ZooKeeper, r.ProxyURL, r.MapZK,
-		filepath.Join(r.Dir, "logs"), strings.Join(groups, " "), r.stateFile()), nil
+		filepath.Join(r.Dir, "logs"), filepath.Join(r.Dir, "p1", "pointsman.yaml"), strings.Join(groups, " "), r.stateFile()), nil
 }
 
 func (r *Rig) stateFile() string { return filepath.Join(r.Dir, "kept.json") }

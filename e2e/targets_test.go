@@ -71,6 +71,10 @@ func TestRefusedTargets(t *testing.T) {
 		"LK-04 4 KB":                          strings.Repeat("h", 4090) + ":6650",
 		"LK-04 control characters":            "h\r\n\x00:6650",
 	}
+	countRefused := func() float64 {
+		return metric(t, proxy, "pointsman_closed_connections_total", `reason="client_target_refused"`)
+	}
+	countBefore := countRefused()
 	for name, target := range accepted {
 		t.Run(name, func(t *testing.T) {
 			answer, _ := ask(t, addr, target)
@@ -96,6 +100,9 @@ func TestRefusedTargets(t *testing.T) {
 				t.Error("the connection was left open after the refusal")
 			}
 		})
+	}
+	if got := countRefused() - countBefore; got != float64(len(refused)) {
+		t.Errorf("the counter of refused targets grew by %v, want %d", got, len(refused))
 	}
 	// LK-04: empty is either a lookup connection or refused by name, never a crash and never "authentication failed".
 	t.Run("LK-04 empty", func(t *testing.T) {
