@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/apache/pulsar-client-go/pulsar"
 	"golang.org/x/sys/unix"
 
 	"pointsman/codec"
@@ -282,7 +283,12 @@ func TestSurplusConnectionsAreRefusedAndGoElsewhere(t *testing.T) {
 	// The Go client takes the addresses in turn and tries only one of them for the connection to the broker.
 	full, free := r.app.PulsarAddr(), other.app.PulsarAddr()
 	client := newClient(t, "pulsar://"+strings.Join([]string{full, free, free, free}, ","))
-	producer := newProducer(t, client, "persistent://public/default/elsewhere")
+	var producer pulsar.Producer
+	r.await(t, "producer by way of the free proxy", func() bool {
+		var err error
+		producer, err = client.CreateProducer(pulsar.ProducerOptions{Topic: "persistent://public/default/elsewhere"})
+		return err == nil
+	})
 	mustSend(t, producer, 10)
 	if other.bridged() == 0 {
 		t.Error("the client works and is on neither proxy")

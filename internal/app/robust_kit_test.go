@@ -235,6 +235,13 @@ type peer struct {
 	r       *bufio.Reader
 	dumb    bool // does not answer PINGs
 	lastReq uint64
+	frames  chan received // of attend
+}
+
+type received struct {
+	cmd     *pulsarpb.BaseCommand
+	payload []byte
+	err     error
 }
 
 // dial opens a connection and says nothing.
@@ -363,10 +370,51 @@ func (p *peer) tryWrite(src []byte) error {
 	return err
 }
 
+// attend makes the peer answer PINGs from now on even while nobody calls next.
+func (p *peer) attend() *peer {
+	p.frames = make(chan received, 1000)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		defer close(p.frames)
+		for {
+			cmd, payload, err := p.read(2 * patience)
+			p.frames <- received{cmd, payload, err}
+			if err != nil {
+				return
+			}
+		}
+	}()
+	p.Cleanup(func() {
+		p.nc.Close()
+		for range p.frames {
+		}
+		<-done
+	})
+	return p
+}
+
 // next reads one frame, with its payload. PINGs are answered and left out.
 func (p *peer) next() (*pulsarpb.BaseCommand, []byte, error) {
+	if p.frames == nil {
+		return p.read(patience)
+	}
+	timer := time.NewTimer(patience)
+	defer timer.Stop()
+	select {
+	case f, ok := <-p.frames:
+		if !ok {
+			return nil, nil, io.EOF
+		}
+		return f.cmd, f.payload, f.err
+	case <-timer.C:
+		return nil, nil, os.ErrDeadlineExceeded
+	}
+}
+
+func (p *peer) read(limit time.Duration) (*pulsarpb.BaseCommand, []byte, error) {
 	for {
-		p.nc.SetReadDeadline(time.Now().Add(patience))
+		p.nc.SetReadDeadline(time.Now().Add(limit))
 		size, err := p.r.Peek(4)
 		if err != nil {
 			return nil, nil, err
@@ -410,6 +458,20 @@ func (p *peer) expect(want codec.Type) *pulsarpb.BaseCommand {
 // ended reads until the proxy ends the connection, which it must do within limit.
 func (p *peer) ended(limit time.Duration) {
 	p.Helper()
+	if p.frames != nil {
+		timer := time.NewTimer(limit)
+		defer timer.Stop()
+		for {
+			select {
+			case f, ok := <-p.frames:
+				if !ok || f.err != nil {
+					return
+				}
+			case <-timer.C:
+				p.Fatalf("the connection is still open after %s", limit)
+			}
+		}
+	}
 	p.nc.SetReadDeadline(time.Now().Add(limit))
 	if _, err := io.Copy(io.Discard, p.r); errors.Is(err, os.ErrDeadlineExceeded) {
 		p.Fatalf("the connection is still open after %s", limit)
@@ -558,5 +620,17 @@ func mustSend(t testing.TB, p pulsar.Producer, n int) {
 		if _, err := p.Send(t.Context(), &pulsar.ProducerMessage{Payload: []byte(strconv.Itoa(i))}); err != nil {
 			t.Fatalf("message %d to %s: %v", i, p.Topic(), err)
 		}
+	}
+}
+
+func contextWithPatience(t testing.TB) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(t.Context(), patience)
+}
+
+// route maps a name to a cluster at once.
+func (r *rig) route(t testing.TB, name, cluster string) {
+	t.Helper()
+	if _, err := r.admin.Set(t.Context(), admin.SetRequest{Name: name, Cluster: cluster, ChangeOptions: admin.ChangeOptions{Immediate: true}}); err != nil {
+		t.Fatal(err)
 	}
 }
