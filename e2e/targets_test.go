@@ -72,7 +72,7 @@ func TestRefusedTargets(t *testing.T) {
 		"LK-04 control characters":            "h\r\n\x00:6650",
 	}
 	countRefused := func() float64 {
-		return metric(t, proxy, "pointsman_closed_connections_total", `reason="client_target_refused"`)
+		return metric(t, proxy, "pointsman_closed_connections_total", `side="client"`, `reason="target_refused"`)
 	}
 	countBefore := countRefused()
 	for name, target := range accepted {
