@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
 	"pointsman/codec"
@@ -476,45 +477,6 @@ func TestMigrateSaysSoBeforeItCloses(t *testing.T) {
 	r.readType(codec.TypeCloseProducer)
 }
 
-func TestReplicationCopiesOnceMarksTheOriginAndCarriesAcknowledgements(t *testing.T) {
-	a, b := start(t, Options{}), NewCluster("b", Options{LedgerBase: 5000})
-	t.Cleanup(b.Close)
-	r := Replicate(a, b, ReplicationOptions{Delay: time.Millisecond, Subscriptions: true, Topics: func(name string) bool { return name == topicT }})
-	t.Cleanup(r.Close)
-	a.Publish("persistent://t/n/not-replicated", "p", 0, []byte("x"))
-	for i := range uint64(5) {
-		a.Publish(topicT, "p", i, []byte{'a', byte(i)})
-	}
-	await(t, b, "copies on b", func() bool { return len(b.Messages(topicT)) == 5 })
-	b.Publish(topicT, "q", 0, []byte("from b"))
-	await(t, a, "copy on a", func() bool { return len(a.Messages(topicT)) == 6 })
-	for i, m := range b.Messages(topicT)[:5] {
-		if m.ReplicatedFrom != "a" || m.Producer != "p" || m.Sequence != uint64(i) || m.Payload[1] != byte(i) || m.Ledger < 5000 {
-			t.Errorf("copy %d: %+v", i, m)
-		}
-	}
-	if got := a.Messages(topicT)[5]; got.ReplicatedFrom != "b" || string(got.Payload) != "from b" {
-		t.Errorf("copy on a: %+v", got)
-	}
-
-	client := connect(t, a.Broker(0))
-	client.send(subscribeCommand(topicT, "s", Exclusive, 1))
-	client.readType(codec.TypeSuccess)
-	third := a.Messages(topicT)[2]
-	client.send(ackCommand(1, 1, &pulsarpb.MessageIdData{LedgerId: &third.Ledger, EntryId: &third.Entry}))
-	client.readType(codec.TypeAckResponse)
-	await(t, b, "position on b", func() bool {
-		info, _ := b.Topic(topicT)
-		return info.Subscriptions["s"].Backlog == 3
-	})
-	if n := len(b.Messages(topicT)); n != 6 {
-		t.Errorf("%d entries on b, want 6: something bounced", n)
-	}
-	if got := b.Topics(); len(got) != 1 {
-		t.Errorf("topics on b: %v", got)
-	}
-}
-
 func TestABatchIsCountedAndAcknowledgedByItsMessages(t *testing.T) {
 	c := start(t, Options{})
 	r := connect(t, c.Broker(0))
@@ -545,5 +507,118 @@ func TestABatchIsCountedAndAcknowledgedByItsMessages(t *testing.T) {
 		if info, _ := c.Topic(topicT); info.Subscriptions["s"].Backlog != left.backlog {
 			t.Fatalf("backlog %d after %b", info.Subscriptions["s"].Backlog, left.set)
 		}
+	}
+}
+
+// keyed is a SEND of one message with a key.
+func keyed(id, sequence uint64, key string) []byte {
+	meta := &pulsarpb.MessageMetadata{ProducerName: ptr("p"), SequenceId: &sequence, PublishTime: ptr(uint64(1))}
+	meta.ProtoReflect().SetUnknown(protowire.AppendString(protowire.AppendTag(nil, 6, protowire.BytesType), key))
+	body := EncodeMessage(meta, []byte(key))
+	head := codec.AppendCommand(nil, &pulsarpb.BaseCommand{Type: typeOf(codec.TypeSend), Send: &pulsarpb.CommandSend{
+		ProducerId: &id, SequenceId: &sequence}})
+	return append(withPayload(head, len(body)), body...)
+}
+
+func TestAKeyStaysWhereItIsPendingAndMovesWhenItIsNot(t *testing.T) {
+	c := start(t, Options{})
+	p, a, b := connect(t, c.Broker(0)), connect(t, c.Broker(0)), connect(t, c.Broker(0))
+	p.send(producerCommand(topicT, "p", 1))
+	p.readType(codec.TypeProducerSuccess)
+	const keys = 20
+	round := func(sequence uint64) {
+		for i := range uint64(keys) {
+			p.write(keyed(1, sequence+i, string(rune('a'+i))))
+			p.readType(codec.TypeSendReceipt)
+		}
+	}
+	join := func(r *raw, id uint64) {
+		r.send(subscribeCommand(topicT, "s", KeyShared, id))
+		r.readType(codec.TypeSuccess)
+		r.send(flow(id, 1000))
+	}
+	join(a, 1)
+	round(0)
+	var last *pulsarpb.MessageIdData
+	for range keys {
+		a.readType(codec.TypeMessage)
+	}
+	join(b, 2)
+	round(keys)
+	for range keys {
+		last = a.readType(codec.TypeMessage).GetMessage().GetMessageId()
+	}
+	b.mute()
+	for _, m := range c.Messages(topicT) {
+		a.send(ackCommand(1, 0, &pulsarpb.MessageIdData{LedgerId: &m.Ledger, EntryId: &m.Entry}))
+		a.readType(codec.TypeAckResponse)
+	}
+	if info, _ := c.Topic(topicT); info.Subscriptions["s"].Backlog != 0 {
+		t.Fatalf("backlog %d after all acks, the last was %v", info.Subscriptions["s"].Backlog, last)
+	}
+	round(2 * keys)
+	b.readType(codec.TypeMessage)
+}
+
+func TestFailoverTellsWhoIsActive(t *testing.T) {
+	c := start(t, Options{})
+	join := func(r *raw, name string) {
+		cmd := subscribeCommand(topicT, "s", Failover, 1)
+		cmd.Subscribe.ConsumerName = &name
+		r.send(cmd)
+		r.readType(codec.TypeSuccess)
+	}
+	active := func(r *raw) bool {
+		return r.readType(codec.TypeActiveConsumerChange).GetActiveConsumerChange().GetIsActive()
+	}
+	b := connect(t, c.Broker(0))
+	if join(b, "b"); !active(b) {
+		t.Fatal("the only one is not active")
+	}
+	a := connect(t, c.Broker(0))
+	if join(a, "a"); !active(a) || active(b) {
+		t.Fatal("the first by name has to take over")
+	}
+	a.nc.Close()
+	if !active(b) {
+		t.Fatal("the one that is left is not active")
+	}
+}
+
+func TestAProducerThatCameBackReplacesItsFormerSelf(t *testing.T) {
+	c := start(t, Options{LivenessTimeout: time.Hour})
+	old, young := connect(t, c.Broker(0)), connect(t, c.Broker(0))
+	cmd := producerCommand(topicT, "given-by-a-broker", 1)
+	cmd.Producer.UserProvidedProducerName = ptr(false)
+	old.send(cmd)
+	old.readType(codec.TypeProducerSuccess)
+	cmd.Producer.Epoch = ptr(uint64(1))
+	young.send(cmd)
+	young.readType(codec.TypeProducerSuccess)
+	old.readType(codec.TypeCloseProducer)
+}
+
+func TestPermitsCountTheMessagesOfABatch(t *testing.T) {
+	c := start(t, Options{})
+	r := connect(t, c.Broker(0))
+	r.send(producerCommand(topicT, "p", 1))
+	r.readType(codec.TypeProducerSuccess)
+	for i := range uint64(2) {
+		body := EncodeMessage(&pulsarpb.MessageMetadata{ProducerName: ptr("p"), SequenceId: &i, PublishTime: ptr(uint64(1)),
+			NumMessagesInBatch: ptr(int32(3))}, nil)
+		head := codec.AppendCommand(nil, &pulsarpb.BaseCommand{Type: typeOf(codec.TypeSend), Send: &pulsarpb.CommandSend{
+			ProducerId: ptr(uint64(1)), SequenceId: &i, NumMessages: ptr(int32(3))}})
+		r.write(append(withPayload(head, len(body)), body...))
+		r.readType(codec.TypeSendReceipt)
+	}
+	r.send(subscribeCommand(topicT, "s", Shared, 9))
+	r.readType(codec.TypeSuccess)
+	r.send(flow(9, 3))
+	r.readType(codec.TypeMessage)
+	r.mute()
+	r.send(&pulsarpb.BaseCommand{Type: typeOf(codec.TypeGetLastMessageID), GetLastMessageId: &pulsarpb.CommandGetLastMessageId{
+		ConsumerId: ptr(uint64(9)), RequestId: ptr(uint64(1))}})
+	if got := r.readType(codec.TypeGetLastMessageIDResponse).GetGetLastMessageIdResponse().GetLastMessageId(); got.GetBatchIndex() != 2 || got.GetEntryId() != 1 {
+		t.Fatalf("last message id %v, want entry 1, batch index 2", got)
 	}
 }
