@@ -39,30 +39,24 @@ func (s *Server) askHandles(ctx context.Context, names []string, keep func(route
 	defer cancel()
 
 	var (
-		wg      sync.WaitGroup
 		mu      sync.Mutex // guards answers and topics
 		answers []ProxyHandles
 		topics  = map[string]HandleCount{}
-		free    = make(chan struct{}, peerParallel)
 	)
-	for _, m := range members {
-		wg.Go(func() {
-			free <- struct{}{}
-			defer func() { <-free }()
-			h, err := s.handlesOf(ctx, m, self, names)
-			a := ProxyHandles{Proxy: m.ID, Ops: m.Ops}
-			if err != nil {
-				a.Error = err.Error()
-			}
-			mu.Lock()
-			defer mu.Unlock()
-			a.HandleCount = addHandles(topics, h, keep)
-			if a.Error != "" || a.HandleCount != (HandleCount{}) {
-				answers = append(answers, a)
-			}
-		})
-	}
-	wg.Wait()
+	inParallel(len(members), peerParallel, func(i int) {
+		m := members[i]
+		h, err := s.handlesOf(ctx, m, self, names)
+		a := ProxyHandles{Proxy: m.ID, Ops: m.Ops}
+		if err != nil {
+			a.Error = err.Error()
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		a.HandleCount = addHandles(topics, h, keep)
+		if a.Error != "" || a.HandleCount != (HandleCount{}) {
+			answers = append(answers, a)
+		}
+	})
 	slices.SortFunc(answers, func(a, b ProxyHandles) int { return cmp.Compare(a.Proxy, b.Proxy) })
 	return answers, topics, nil
 }

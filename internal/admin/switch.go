@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"pointsman/core/route"
@@ -236,47 +237,57 @@ func isAre(n int, r *SwitchRequest) string {
 func (s *Server) assign(ctx context.Context, cluster string, bases []string) (map[string]string, int) {
 	ctx, cancel := context.WithTimeout(ctx, assignTimeout)
 	defer cancel()
-	type answer struct {
-		names []string
-		found map[string]string
-	}
-	answers := make(chan answer, len(bases))
-	free := make(chan struct{}, assignParallel)
-	for _, base := range bases {
-		go func() {
-			free <- struct{}{}
-			defer func() { <-free }()
-			a := answer{names: []string{base}, found: map[string]string{}}
-			n, err := s.proxy.Partitions(ctx, cluster, base)
-			if err == nil && n > 0 {
-				a.names = a.names[:0]
-				for i := range n {
-					a.names = append(a.names, fmt.Sprintf("%s-partition-%d", base, i))
-				}
-			}
-			for i, name := range a.names {
-				if err != nil || i >= maxAssigned || ctx.Err() != nil {
-					break
-				}
-				if owner, err := s.proxy.Lookup(ctx, cluster, name); err == nil && owner.Broker != "" {
-					a.found[name] = owner.Broker
-				}
-			}
-			answers <- a
-		}()
-	}
-	assigned, missing := map[string]string{}, 0
-	for range bases {
-		a := <-answers
-		for _, name := range a.names {
-			if owner := a.found[name]; owner != "" && len(assigned) < maxAssigned {
-				assigned[name] = owner
-			} else {
-				missing++
+	counts := make([]int, len(bases)) // of partitions; -1 unknown
+	inParallel(len(bases), assignParallel, func(i int) {
+		n, err := s.proxy.Partitions(ctx, cluster, bases[i])
+		if err != nil {
+			n = -1
+		}
+		counts[i] = n
+	})
+	var names []string
+	missing := 0
+	for i, base := range bases {
+		switch n := counts[i]; {
+		case n < 0:
+			missing++
+		case n == 0:
+			names = append(names, base)
+		default:
+			for p := range n {
+				names = append(names, fmt.Sprintf("%s-partition-%d", base, p))
 			}
 		}
 	}
-	return assigned, missing
+	over := max(0, len(names)-maxAssigned)
+	names = names[:len(names)-over]
+	owners := make([]string, len(names))
+	inParallel(len(names), assignParallel, func(i int) {
+		if owner, err := s.proxy.Lookup(ctx, cluster, names[i]); err == nil {
+			owners[i] = owner.Broker
+		}
+	})
+	assigned := map[string]string{}
+	for i, name := range names {
+		if owners[i] != "" {
+			assigned[name] = owners[i]
+		}
+	}
+	return assigned, missing + over + len(names) - len(assigned)
+}
+
+// inParallel calls f for 0 to n−1, at most limit at once, and returns when all have returned.
+func inParallel(n, limit int, f func(i int)) {
+	var wg sync.WaitGroup
+	free := make(chan struct{}, limit)
+	for i := range n {
+		free <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-free }()
+			f(i)
+		})
+	}
+	wg.Wait()
 }
 
 // flip moves one item: everything that can be known before is asked for, then one write changes the map. A record is returned

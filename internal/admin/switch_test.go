@@ -365,3 +365,88 @@ func (h *hookStore) Apply(ctx context.Context, c store.Change) error {
 	h.once.Do(h.before)
 	return h.Memory.Apply(ctx, c)
 }
+
+func TestASwitchThatALaterChangeOvertakesIsDone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, "p1", "p2")
+		r.proxies["p2"].Do(func(f *admintest.Fields) { f.NoAcks = true }) // as if it had skipped the first value
+		st, err := r.client("p1").StartSwitch(t.Context(), immediate("b", topic1))
+		if err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		r.set(topic1, "c")
+		start := time.Now()
+		st, err = r.client("p1").WaitSwitch(t.Context(), st.ID, nil)
+		if err != nil || !st.Done() || st.Switches[0].Note != "overtaken by a later change of the map" || time.Since(start) > 2*time.Second {
+			t.Errorf("status = %+v, %v after %v", st, err, time.Since(start))
+		}
+	})
+}
+
+// SW-16, the narrow window: the other operator writes between the switch's check and its flip.
+func TestASwitchThatFindsTheTopicElsewhereChangesNothing(t *testing.T) {
+	r := newRig(t, "p1", "p2")
+	var once sync.Once
+	r.proxies["p1"].Do(func(f *admintest.Fields) {
+		f.BeforeFlip = func() {
+			once.Do(func() {
+				if _, err := r.client("p2").Set(t.Context(), admin.SetRequest{Name: topic1, Cluster: "c", ChangeOptions: admin.ChangeOptions{Who: "eve"}}); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+	})
+	st, err := r.switchAndWait(immediate("b", topic1))
+	if err != nil || st.State != "failed" || st.Flipped != 0 || st.Failed[0].Code != admin.CodeConflict || !strings.Contains(st.Failed[0].Problem, "changed by eve") {
+		t.Errorf("status = %+v, %v", st, err)
+	}
+	r.expect(topic1, "c", 1)
+}
+
+func TestTroubleAmongManyStopsTheRest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, "p1", "p2")
+		r.proxies["p1"].Do(func(f *admintest.Fields) {
+			calls := 0
+			f.BeforeFlip = func() {
+				r.proxies["p2"].Do(func(f *admintest.Fields) {
+					if calls++; calls > 2 { // the check of the namespace, the first topic, and then the others
+						f.NoAcks = true
+					}
+				})
+			}
+		})
+		var topics []string
+		for i := range 30 {
+			topics = append(topics, fmt.Sprintf("acme/orders/n%d", i))
+		}
+		st, err := r.switchAndWait(immediate("b", topics...))
+		if err != nil || st.State != "incomplete" || st.Flipped != 9 || !strings.Contains(st.Notes[0], "21 of 30 were not touched") {
+			t.Errorf("state %s, flipped %d, notes %v, %v; want the first and eight at once", st.State, st.Flipped, st.Notes, err)
+		}
+	})
+}
+
+// The lookups before a flip run side by side: 100 partitions of 100 ms each fit into the two seconds that they have. What does
+// not fit is left out and counted.
+func TestLookupsBeforeAFlipRunInParallelAndInBoundedTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, "p1")
+		flip := func(topic string, delay time.Duration) (admin.SwitchDetail, time.Duration) {
+			r.proxies["p1"].Do(func(f *admintest.Fields) { f.Partitions["b "+topic], f.LookupDelay = 100, delay })
+			start := time.Now()
+			st, err := r.switchAndWait(immediate("b", topic))
+			if err != nil || !st.Done() {
+				t.Fatalf("%+v, %v", st, err)
+			}
+			return st.Switches[0], time.Since(start)
+		}
+		if d, took := flip(topic1, 100*time.Millisecond); len(d.Assigned) != 100 || took > 1500*time.Millisecond {
+			t.Errorf("%d assigned after %v", len(d.Assigned), took)
+		}
+		if d, took := flip(topic2, time.Second); len(d.Assigned)+d.Unassigned != 100 || d.Unassigned < 60 || took > 4*time.Second {
+			t.Errorf("%d assigned, %d not, after %v", len(d.Assigned), d.Unassigned, took)
+		}
+	})
+}

@@ -40,14 +40,15 @@ type Fields struct {
 	Clusters []admin.ClusterStatus
 	Clients  map[string]admin.HandleCount // by base name
 	// Partitions by "cluster base"; absent is 0. Missing names the clusters that lack every namespace.
-	Partitions map[string]int
-	Missing    map[string]bool
-	LookupErr  error
-	HandlesErr error
-	NotReady   []string
-	BeforeFlip func() // runs while a switch asks for partitions, just before it writes
-	NoAcks     bool   // never reports a switch
-	Unresolved int
+	Partitions  map[string]int
+	Missing     map[string]bool
+	LookupErr   error
+	LookupDelay time.Duration
+	HandlesErr  error
+	NotReady    []string
+	BeforeFlip  func() // runs while a switch asks for partitions, just before it writes
+	NoAcks      bool   // never reports a switch
+	Unresolved  int
 }
 
 // Start makes a proxy called id with the given clusters, registers it at st and lets it follow the map until the test ends.
@@ -195,7 +196,17 @@ func (p *Proxy) Clusters() []admin.ClusterStatus {
 	return slices.Clone(p.F.Clusters)
 }
 
-func (p *Proxy) Lookup(_ context.Context, cluster, topic string) (admin.LookupAnswer, error) {
+func (p *Proxy) Lookup(ctx context.Context, cluster, topic string) (admin.LookupAnswer, error) {
+	p.mu.Lock()
+	delay := p.F.LookupDelay
+	p.mu.Unlock()
+	if delay > 0 {
+		select {
+		case <-time.After(delay):
+		case <-ctx.Done():
+			return admin.LookupAnswer{}, ctx.Err()
+		}
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.F.LookupErr != nil {
