@@ -154,10 +154,11 @@ func newCluster(config Config) (*Cluster, error) {
 	return c, errors.Join(faults...)
 }
 
-// index fills in what follows from static, discovered and the aliases.
+// index fills in what follows from static, discovered, the aliases, and the names that resolve tells how to dial: whoever
+// writes those down knows that the cluster's brokers call themselves so.
 func (c *Cluster) index(keys TagKeys, aliases []string) {
 	c.known, c.tags = map[string]string{}, map[string]string{}
-	for _, list := range [][]string{c.static, c.discovered, aliases} {
+	for _, list := range [][]string{slices.Collect(maps.Keys(c.config.Resolve)), c.static, c.discovered, aliases} {
 		for _, addr := range list {
 			c.known[brokerKey(addr)] = addr
 			c.tags[addr] = keys.tag(keys.keys[0], c.config.Name, addr)

@@ -273,3 +273,19 @@ func TestHealthHasHysteresis(t *testing.T) {
 		t.Error("the names of the states changed: metrics depend on them")
 	}
 }
+
+// Two clusters by service_url whose brokers have the same advertised names: only resolve tells them apart (LK-01).
+func TestWhatResolveNamesIsKnown(t *testing.T) {
+	set, err := NewSet([]Config{
+		{Name: "a", ServiceURLs: []string{"pulsar://10.0.0.1:6650"}, Resolve: map[string]string{"broker-0:6650": "10.0.0.1:6650"}},
+		{Name: "b", ServiceURLs: []string{"pulsar://10.0.1.1:6650"}, Resolve: map[string]string{"broker-0:6650": "10.0.1.1:6650"}},
+	}, testKeys(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range set.Names() {
+		if c, _ := set.Get(name); !c.Knows("broker-0:6650") {
+			t.Errorf("cluster %s does not know broker-0:6650, which its resolve names", name)
+		}
+	}
+}
