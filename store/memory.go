@@ -333,9 +333,6 @@ func (m *Memory) Close() error {
 
 // withDefaultTimeout gives ctx the deadline that every operation must have.
 func withDefaultTimeout(ctx context.Context) (context.Context, context.CancelFunc) {
-	if _, ok := ctx.Deadline(); ok {
-		return context.WithCancel(ctx)
-	}
 	return context.WithTimeout(ctx, DefaultTimeout)
 }
 

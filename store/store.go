@@ -125,7 +125,7 @@ type Status struct {
 }
 
 // Store is the whole interface. All methods may be called from any goroutine. Every method that takes a context
-// returns by its deadline; stores add a deadline of their own (DefaultTimeout) where there is none.
+// returns by its deadline, and after DefaultTimeout at the latest.
 type Store interface {
 	// Watch calls sink, from one goroutine at a time, with the map and then with its changes until ctx ends or the
 	// store is closed; then it returns nil, when no call of sink is running any more. The contract:
@@ -180,5 +180,5 @@ type Store interface {
 	Close() error
 }
 
-// DefaultTimeout bounds a store operation whose context has no deadline.
+// DefaultTimeout bounds every store operation but Watch.
 const DefaultTimeout = 10 * time.Second

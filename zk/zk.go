@@ -314,9 +314,6 @@ func (l lock) take(ctx context.Context) error {
 func (l lock) give() { <-l }
 
 func withDefaultTimeout(ctx context.Context) (context.Context, context.CancelFunc) {
-	if _, ok := ctx.Deadline(); ok {
-		return context.WithCancel(ctx)
-	}
 	return context.WithTimeout(ctx, store.DefaultTimeout)
 }
 
