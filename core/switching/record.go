@@ -49,6 +49,8 @@ type Record struct {
 	Unassigned int `json:"unassigned,omitempty"`
 	// Expect are the proxies whose acks end the switch.
 	Expect []Member `json:"expect,omitempty"`
+	// Deadline is when a switch whose proxies have not all reported ends as incomplete.
+	Deadline time.Time `json:"deadline,omitzero"`
 	// Runner is the id of the proxy that drives the switch.
 	Runner  string    `json:"runner,omitempty"`
 	Who     string    `json:"who,omitempty"`

@@ -24,7 +24,9 @@ const (
 	maxRunning     = 4  // batches at once
 	switchParallel = 8  // topics of one batch at once, after the first one went well
 	ackTimeout     = 10 * time.Second
-	ackGrace       = 5 * time.Second // after ackTimeout, before another proxy ends an orphaned switch
+	ackPerHandles  = 500 // a namespace's proxies get a second more for so many clients: eviction is paced
+	maxAckTimeout  = 10 * time.Minute
+	ackGrace       = 5 * time.Second // after the deadline, before another proxy ends an orphaned switch
 	assignTimeout  = 2 * time.Second
 	assignParallel = 16
 	maxAssigned    = 2_000 // addresses in one record
@@ -345,17 +347,20 @@ func (p *planner) decided(t target) string {
 
 // record makes the account of a flip that is about to be written.
 func (s *Server) record(ctx context.Context, b *batch, it *item, p *planner, started time.Time) (*switching.Record, error) {
-	bases := []string{it.target.name()}
+	bases, ackTime := []string{it.target.name()}, ackTimeout
 	if !it.target.isTopic {
 		_, topics, err := s.askHandles(ctx, []string{it.target.name()}, p.moves)
 		if err != nil {
 			return nil, err
 		}
 		bases = bases[:0]
-		for base := range topics {
+		handles := 0
+		for base, n := range topics {
 			bases = append(bases, base)
+			handles += n.Producers + n.Consumers
 		}
 		slices.Sort(bases)
+		ackTime = min(ackTimeout+time.Duration(handles/ackPerHandles)*time.Second, maxAckTimeout)
 	}
 	rec := &switching.Record{
 		ID: it.id, Topic: it.target.name(), From: it.from, To: b.to, Mode: b.mode, State: switching.StateEvicting,
@@ -382,6 +387,7 @@ func (s *Server) record(ctx context.Context, b *batch, it *item, p *planner, sta
 		rec.Epoch = st.rule.After.Epoch
 	}
 	rec.Flipped = time.Now()
+	rec.Deadline = rec.Flipped.Add(ackTime)
 	return rec, nil
 }
 
@@ -407,9 +413,9 @@ func liveMembers(proxies []store.Proxy) []switching.Member {
 	return ms
 }
 
-// await waits until every proxy has reported, at most ackTimeout, and ends the record.
+// await waits until every proxy has reported, at most until the deadline, and ends the record.
 func (s *Server) await(ctx context.Context, rec *switching.Record) error {
-	waitCtx, cancel := context.WithTimeout(ctx, ackTimeout)
+	waitCtx, cancel := context.WithDeadline(ctx, rec.Deadline)
 	defer cancel()
 	pause := 10 * time.Millisecond
 	for {
@@ -498,7 +504,7 @@ func (s *Server) detail(ctx context.Context, rec switching.Record) (SwitchDetail
 	if err != nil {
 		return SwitchDetail{}, err
 	}
-	if rec.State == switching.StateEvicting && time.Since(rec.Flipped) > ackTimeout+ackGrace {
+	if rec.State == switching.StateEvicting && time.Since(rec.Deadline) > ackGrace {
 		if err := s.end(ctx, &rec); err != nil {
 			return SwitchDetail{}, err
 		}

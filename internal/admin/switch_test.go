@@ -211,7 +211,7 @@ func TestANamespaceMovesItsEntriesThenItsRuleAndKeepsNoDoubles(t *testing.T) {
 	if _, err := r.client("p1").Remove(t.Context(), admin.RemoveRequest{Name: "persistent://acme/orders/t9"}); err != nil {
 		t.Fatal(err)
 	}
-	r.clients("p2", "persistent://acme/orders/t5", 2, 2) // follows the rule
+	r.clients("p2", "persistent://acme/orders/t5", 1500, 4) // follows the rule
 	before := map[string]route.Decision{}
 	names := []string{topic1, topic2, "persistent://acme/orders/t5", "persistent://acme/orders/t9"}
 	for _, n := range names {
@@ -229,6 +229,9 @@ func TestANamespaceMovesItsEntriesThenItsRuleAndKeepsNoDoubles(t *testing.T) {
 	}
 	r.expect(topic3, "a", 0)
 	rec, err := r.st.Switch(t.Context(), st.ID+"-2")
+	if wait := rec.Deadline.Sub(rec.Flipped); wait != 13*time.Second {
+		t.Errorf("the proxies have %v to report; want 10 s and a second for each 500 of the 1,504 clients", wait)
+	}
 	if err != nil || rec.Topic != "acme/orders" || rec.Assigned["persistent://acme/orders/t5"] != "broker-0.b:6650" {
 		t.Errorf("the rule's record = %+v, %v; want the broker of the topic with live clients", rec, err)
 	}
