@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -37,7 +38,7 @@ func (r *reporter) report(e session.Report) {
 	}
 	for _, a := range [...]struct{ key, value string }{{"cluster", e.Cluster}, {"broker", e.Broker}, {"topic", e.Topic}} {
 		if a.value != "" {
-			attrs = append(attrs, slog.String(a.key, a.value))
+			attrs = append(attrs, slog.String(a.key, short(a.value)))
 		}
 	}
 	message := "a lookup connection failed"
@@ -50,9 +51,19 @@ func (r *reporter) report(e session.Report) {
 		attrs = append(attrs, slog.String("reason", e.Refusal.String()))
 	}
 	if e.Text != "" {
-		attrs = append(attrs, slog.String("detail", e.Text))
+		attrs = append(attrs, slog.String("detail", short(e.Text)))
 	}
 	r.log.LogAttrs(context.Background(), level, message, attrs...)
+}
+
+// maxValue bounds what clients may write into a line: names are theirs, and may be megabytes.
+const maxValue = 500
+
+func short(value string) string {
+	if len(value) <= maxValue {
+		return value
+	}
+	return fmt.Sprintf("%s… (%d bytes)", strings.ToValidUTF8(value[:maxValue], ""), len(value))
 }
 
 // levelOf: what clients do every day is for debugging, what an operator may have to mend is a warning.

@@ -114,6 +114,18 @@ func TestWhatIsNotTheProtocolIsClosedAtOnce(t *testing.T) {
 	r.await(t, "end of all bridges", func() bool { return r.bridged() == 0 })
 }
 
+// A name that a client makes up does not fill the log.
+func TestALongNameMakesNoLongLine(t *testing.T) {
+	r := newRig(t, testkit.Options{}, nil)
+	p := r.connect(t, "")
+	p.send(lookupCommand("persistent://public/default/"+strings.Repeat("é", 50_000), 1))
+	a := p.expect(codec.TypeLookupResponse).GetLookupTopicResponse()
+	if codec.ServerError(a.GetError()) != codec.ErrorInvalidTopicName || len(a.GetMessage()) > 500 {
+		t.Errorf("answer %d with a text of %d bytes", a.GetError(), len(a.GetMessage()))
+	}
+	r.await(t, "line", func() bool { return len(r.log.with("request refused", "invalid_topic_name")) == 1 })
+} // and the rig checks the length of every line
+
 // A peer that sends bytes of a command and stops in the middle holds only what it sent, and ends with the time for CONNECT.
 func TestAHalfCommandEndsWithTheTimeForConnect(t *testing.T) {
 	r := newRig(t, testkit.Options{}, func(c *config.Config) { c.Limits.ConnectTimeout = config.Duration(300 * time.Millisecond) })

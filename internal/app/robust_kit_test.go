@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -118,6 +119,9 @@ func (r *rig) launch(t *testing.T, st store.Store, cfg *config.Config) {
 		if err := r.stop(); err != nil {
 			t.Errorf("the proxy ended with: %v", err)
 		}
+		if n := r.log.long; n > 0 {
+			t.Errorf("%d lines of the log are longer than %d bytes", n, maxLine)
+		}
 		if t.Failed() {
 			t.Logf("the proxy's last lines:\n%s", strings.Join(r.log.last(30), "\n"))
 		}
@@ -126,14 +130,23 @@ func (r *rig) launch(t *testing.T, st store.Store, cfg *config.Config) {
 
 // logRecorder keeps the lines of a log.
 type logRecorder struct {
-	mu    sync.Mutex // guards lines
+	mu    sync.Mutex // guards what follows
 	lines []string
+	long  int // lines above maxLine
 }
+
+// maxLine is what a line may have: names that peers make up must not become pages.
+const maxLine = 2 << 10
 
 func (l *logRecorder) Write(p []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.lines = append(l.lines, strings.TrimSpace(string(p)))
+	line := strings.TrimSpace(string(p))
+	if len(line) > maxLine {
+		line = fmt.Sprintf("%s… (a line of %d bytes)", line[:maxLine], len(line))
+		l.long++
+	}
+	l.lines = append(l.lines, line)
 	return len(p), nil
 }
 
