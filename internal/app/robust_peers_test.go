@@ -332,7 +332,7 @@ func TestClientsThatLookUpAndLeaveLeaveNothingBehind(t *testing.T) {
 
 // EL-04: connections that are cut with full queues give their memory back, and each end is counted once.
 func TestConnectionsCutWithFullQueuesGiveEverythingBack(t *testing.T) {
-	n := scaled(500)
+	n := scaled(300)
 	const topic = "persistent://public/default/cut"
 	r := newRig(t, testkit.Options{}, nil)
 	for i := range uint64(16) {
