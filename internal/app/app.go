@@ -142,19 +142,11 @@ func openStore(ctx context.Context, cfg *config.Config, log *slog.Logger) (store
 // tagKeys reads the keys for tagged broker addresses from tag_key_file, or the shared one from the store.
 func (a *App) tagKeys(ctx context.Context) (cluster.TagKeys, error) {
 	if file := a.cfg.TagKeyFile; file != "" {
-		text, err := os.ReadFile(file)
+		keys, err := config.ReadTagKeys(file)
 		if err != nil {
-			return cluster.TagKeys{}, fmt.Errorf("tag_key_file: %w", err)
+			return cluster.TagKeys{}, fmt.Errorf("tag_key_file %s: %w", file, err)
 		}
-		lines := strings.Fields(string(text))
-		if len(lines) == 0 {
-			return cluster.TagKeys{}, fmt.Errorf("tag_key_file %s: it is empty", file)
-		}
-		var previous [][]byte
-		for _, line := range lines[1:] {
-			previous = append(previous, []byte(line))
-		}
-		return cluster.NewTagKeys([]byte(lines[0]), previous...)
+		return cluster.NewTagKeys(keys[0], keys[1:]...)
 	}
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()

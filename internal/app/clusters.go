@@ -151,6 +151,7 @@ var errLoopGone = errors.New("the event loop has ended")
 
 // askCluster puts a question of the proxy's own through the first loop and waits for the answer.
 func askCluster(ctx context.Context, loops poster, kind session.RequestKind, name, topic string, timeout time.Duration) (session.Answer, error) {
+	started := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	answers := make(chan session.Answer, 1)
@@ -164,15 +165,15 @@ func askCluster(ctx context.Context, loops poster, kind session.RequestKind, nam
 	case a := <-answers:
 		return a, nil
 	case <-ctx.Done():
-		return session.Answer{}, &noAnswerError{name, topic, timeout}
+		return session.Answer{}, &noAnswerError{name, topic, time.Since(started).Round(time.Millisecond)}
 	}
 }
 
 type noAnswerError struct {
 	cluster, topic string
-	timeout        time.Duration
+	waited         time.Duration
 }
 
 func (e *noAnswerError) Error() string {
-	return "cluster " + e.cluster + " did not answer about " + e.topic + " within " + e.timeout.String()
+	return "cluster " + e.cluster + " did not answer about " + e.topic + " within " + e.waited.String()
 }
