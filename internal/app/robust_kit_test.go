@@ -647,3 +647,31 @@ func (r *rig) route(t testing.TB, name, cluster string) {
 		t.Fatal(err)
 	}
 }
+
+// switchTo moves topics in immediate mode and waits for the end.
+func (r *rig) switchTo(t testing.TB, cluster string, topics ...string) error {
+	s, err := r.admin.StartSwitch(t.Context(), admin.SwitchRequest{Topics: topics, To: cluster, Mode: "immediate", Why: "test"})
+	if err != nil {
+		return err
+	}
+	if s, err = r.admin.WaitSwitch(t.Context(), s.ID, nil); err != nil {
+		return err
+	}
+	if !s.Done() {
+		return &endedError{s}
+	}
+	return nil
+}
+
+// endedError is a switch that ended as anything but done.
+type endedError struct{ status admin.SwitchStatus }
+
+func (e *endedError) Error() string {
+	return fmt.Sprintf("switch %s to %s ended as %s: failed %+v, switches %+v", e.status.ID, e.status.To, e.status.State, e.status.Failed, e.status.Switches)
+}
+
+var (
+	faultsNone        = store.Faults{}
+	faultsHoldWatches = store.Faults{HoldWatches: true}
+	faultsAway        = store.Faults{Err: store.ErrUnavailable}
+)

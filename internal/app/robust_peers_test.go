@@ -348,7 +348,7 @@ func TestConnectionsCutWithFullQueuesGiveEverythingBack(t *testing.T) {
 		p.send(flowCommand(1, 1000))
 		peers = append(peers, p)
 	}
-	r.await(t, "full queues", func() bool { return r.app.engine.Stats().BufferMemory > int64(n)*64<<10 })
+	r.await(t, "full queues", func() bool { return r.app.engine.Stats().BufferMemory > int64(n)*32<<10 })
 	t.Logf("%d bytes are queued for %d connections", r.app.engine.Stats().BufferMemory, n)
 	before := ends()
 	for i, p := range peers {

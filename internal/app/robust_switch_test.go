@@ -1,0 +1,435 @@
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/apache/pulsar-client-go/pulsar"
+
+	"pointsman/codec"
+	"pointsman/internal/admin"
+	"pointsman/internal/testkit"
+)
+
+// evicted is how many producers and consumers were told that their topic moved.
+func (r *rig) evicted() (producers, consumers uint64) {
+	for _, sh := range r.app.shards {
+		producers += sh.Counters().EvictedProducers.Load()
+		consumers += sh.Counters().EvictedConsumers.Load()
+	}
+	return producers, consumers
+}
+
+func mustSubscribe(t testing.TB, client pulsar.Client, topic, name string) pulsar.Consumer {
+	t.Helper()
+	c, err := client.Subscribe(pulsar.ConsumerOptions{Topic: topic, SubscriptionName: name, Type: pulsar.Shared, SubscriptionInitialPosition: pulsar.SubscriptionPositionEarliest})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Close)
+	return c
+}
+
+// mustReceive takes n messages.
+func mustReceive(t testing.TB, c pulsar.Consumer, n int) {
+	t.Helper()
+	ctx, cancel := contextWithPatience(t)
+	defer cancel()
+	for i := range n {
+		m, err := c.Receive(ctx)
+		if err != nil {
+			t.Fatalf("message %d of %d: %v", i, n, err)
+		}
+		if err := c.Ack(m); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// SW-07: a consumer without traffic moves at once, not with its next message.
+func TestAnIdleConsumerMovesAtOnce(t *testing.T) {
+	const topic = "persistent://public/default/idle-consumer"
+	r := newRig(t, testkit.Options{}, nil)
+	consumer := mustSubscribe(t, newClient(t, r.url()), topic, "s")
+	start := time.Now()
+	if err := r.switchTo(t, "b", topic); err != nil {
+		t.Fatal(err)
+	}
+	awaitCluster(t, r.b, "the consumer", func() bool {
+		info, _ := r.b.Topic(topic)
+		return len(info.Subscriptions["s"].Consumers) == 1
+	})
+	t.Logf("the idle consumer was on b %s after the command", time.Since(start))
+	if d := time.Since(start); d > 3*time.Second {
+		t.Errorf("it took %s", d)
+	}
+	if info, _ := r.a.Topic(topic); len(info.Subscriptions["s"].Consumers) != 0 {
+		t.Errorf("a still has consumers %v", info.Subscriptions["s"].Consumers)
+	}
+	r.b.Publish(topic, "p", 1, []byte("x"))
+	awaitCluster(t, r.b, "flow of the consumer", func() bool { return r.b.Count(codec.TypeFlow) > 0 })
+	mustReceive(t, consumer, 1)
+}
+
+// SW-12: one client has many topics over a few connections; one topic is switched. The others see nothing of it.
+func TestOneTopicOfABusyConnectionMovesAlone(t *testing.T) {
+	n := scaled(500)
+	r := newRig(t, testkit.Options{}, nil)
+	client := newClient(t, r.url())
+	name := func(i int) string { return fmt.Sprintf("persistent://public/default/busy-%d", i) }
+	producers := make([]pulsar.Producer, n)
+	var group sync.WaitGroup
+	for w := range 8 {
+		group.Go(func() {
+			for i := w; i < n; i += 8 {
+				producers[i] = newProducer(t, client, name(i))
+			}
+		})
+	}
+	group.Wait()
+	before := dataConns(r.a)
+	created := r.a.Count(codec.TypeProducer)
+	evictedBefore, _ := r.evicted()
+
+	if err := r.switchTo(t, "b", name(7)); err != nil {
+		t.Fatal(err)
+	}
+	for i, p := range producers {
+		mustSend(t, p, 1)
+		want, other := r.a, r.b
+		if i == 7 {
+			want, other = r.b, r.a
+		}
+		if got, not := len(want.Messages(name(i))), len(other.Messages(name(i))); got != 1 || not != 0 {
+			t.Errorf("topic %d: %d messages on %s and %d on %s", i, got, want.Name(), not, other.Name())
+		}
+	}
+	if got, _ := r.evicted(); got-evictedBefore != 1 {
+		t.Errorf("%d producers were told to move, want 1", got-evictedBefore)
+	}
+	if got := r.a.Count(codec.TypeProducer) - created; got != 0 {
+		t.Errorf("%d producers were created anew on a: their clients saw a disconnect", got)
+	}
+	ids := func(conns []testkit.ConnInfo) (ids []uint64) {
+		for _, c := range conns {
+			ids = append(ids, c.ID)
+		}
+		return ids
+	}
+	if got := dataConns(r.a); !slices.Equal(ids(got), ids(before)) {
+		t.Errorf("connections to a were %v and are %v", ids(before), ids(got))
+	}
+}
+
+// A change of the map that would move live clients is refused without --immediate, with how many; with it they move.
+func TestRoutesOfLiveTopicsMoveOnlyWhenToldSo(t *testing.T) {
+	const topic, namespace = "persistent://public/live/t", "public/live"
+	immediately := admin.ChangeOptions{Immediate: true}
+	r := newRig(t, testkit.Options{}, nil)
+	client := newClient(t, r.url())
+	producer := newProducer(t, client, topic)
+	consumer := mustSubscribe(t, client, topic, "s")
+	mustSend(t, producer, 1)
+	mustReceive(t, consumer, 1)
+	on := r.a
+	steps := []struct {
+		name   string
+		to     *testkit.Cluster
+		change func(admin.ChangeOptions) error
+	}{
+		{"routes set TOPIC", r.b, func(o admin.ChangeOptions) error {
+			_, err := r.admin.Set(t.Context(), admin.SetRequest{Name: topic, Cluster: "b", ChangeOptions: o})
+			return err
+		}},
+		{"routes rm TOPIC", r.a, func(o admin.ChangeOptions) error {
+			_, err := r.admin.Remove(t.Context(), admin.RemoveRequest{Name: topic, ChangeOptions: o})
+			return err
+		}},
+		{"routes set NAMESPACE", r.b, func(o admin.ChangeOptions) error {
+			_, err := r.admin.Set(t.Context(), admin.SetRequest{Name: namespace, Cluster: "b", ChangeOptions: o})
+			return err
+		}},
+		{"routes import", r.a, func(o admin.ChangeOptions) error {
+			_, err := r.admin.Import(t.Context(), admin.ImportRequest{Routes: []admin.ImportItem{{Name: namespace, Cluster: "a"}, {Name: "public/elsewhere", Cluster: "b"}}, ChangeOptions: o})
+			return err
+		}},
+		{"routes set TENANT, overruled", nil, func(o admin.ChangeOptions) error { // moves nothing of ours: the namespace decides
+			_, err := r.admin.Set(t.Context(), admin.SetRequest{Name: "public", Cluster: "b", ChangeOptions: o})
+			return err
+		}},
+		{"routes rm NAMESPACE", r.b, func(o admin.ChangeOptions) error {
+			_, err := r.admin.Remove(t.Context(), admin.RemoveRequest{Name: namespace, ChangeOptions: o})
+			return err
+		}},
+	}
+	for _, s := range steps {
+		t.Run(s.name, func(t *testing.T) {
+			digest := r.app.Table().Digest()
+			err := s.change(admin.ChangeOptions{})
+			if s.to == nil {
+				if err != nil {
+					t.Errorf("it moves no client and was refused: %v", err)
+				}
+				mustSend(t, producer, 1)
+				mustReceive(t, consumer, 1)
+				return
+			}
+			var refused *admin.Error
+			if !errors.As(err, &refused) || refused.Code != admin.CodeLiveClients || refused.Remedy == "" || len(refused.Details) == 0 ||
+				refused.Details[0].Producers != 1 || refused.Details[0].Consumers != 1 {
+				t.Fatalf("without --immediate: %v, want a refusal with one producer and one consumer", err)
+			}
+			if got := r.app.Table().Digest(); got != digest {
+				t.Error("the map changed although the change was refused")
+			}
+			mustSend(t, producer, 1)
+			mustReceive(t, consumer, 1)
+			before := len(on.Messages(topic))
+
+			if err := s.change(immediately); err != nil {
+				t.Fatal(err)
+			}
+			awaitCluster(t, s.to, "the clients", func() bool {
+				info, _ := s.to.Topic(topic)
+				return len(info.Producers) == 1 && len(info.Subscriptions["s"].Consumers) == 1
+			})
+			mustSend(t, producer, 5)
+			mustReceive(t, consumer, 5)
+			if got := len(on.Messages(topic)); got != before {
+				t.Errorf("%d messages went to %s after the change", got-before, on.Name())
+			}
+			on = s.to
+		})
+	}
+}
+
+// A non-persistent topic moves in immediate mode.
+func TestANonPersistentTopicMoves(t *testing.T) {
+	const topic = "non-persistent://public/default/volatile"
+	r := newRig(t, testkit.Options{}, nil)
+	client := newClient(t, r.url())
+	consumer := mustSubscribe(t, client, topic, "s")
+	producer := newProducer(t, client, topic)
+	if err := r.switchTo(t, "b", topic); err != nil {
+		t.Fatal(err)
+	}
+	awaitCluster(t, r.b, "both clients", func() bool {
+		info, _ := r.b.Topic(topic)
+		return len(info.Producers) == 1 && len(info.Subscriptions["s"].Consumers) == 1
+	})
+	awaitCluster(t, r.b, "permits", func() bool { return r.b.Count(codec.TypeFlow) > 0 })
+	mustSend(t, producer, 5)
+	mustReceive(t, consumer, 5)
+	if _, ok := r.b.Topic("persistent://public/default/volatile"); ok {
+		t.Error("its persistent namesake was made")
+	}
+}
+
+// All partitions of a partitioned topic move together; the base name's entry decides for each of them.
+func TestAllPartitionsMove(t *testing.T) {
+	const topic, partitions = "persistent://public/default/partitioned", 5
+	r := newRig(t, testkit.Options{}, nil)
+	r.a.CreateTopic(topic, partitions)
+	r.b.CreateTopic(topic, partitions)
+	client := newClient(t, r.url())
+	producer := newProducer(t, client, topic)
+	consumer := mustSubscribe(t, client, topic, "s")
+	mustSend(t, producer, 2*partitions)
+	mustReceive(t, consumer, 2*partitions)
+	if err := r.switchTo(t, "b", topic); err != nil {
+		t.Fatal(err)
+	}
+	mustSend(t, producer, 4*partitions)
+	mustReceive(t, consumer, 4*partitions)
+	for i := range partitions {
+		name := fmt.Sprintf("%s-partition-%d", topic, i)
+		a, _ := r.a.Topic(name)
+		b, _ := r.b.Topic(name)
+		if len(a.Producers)+len(a.Subscriptions["s"].Consumers) != 0 {
+			t.Errorf("partition %d still has %v and %v on a", i, a.Producers, a.Subscriptions["s"].Consumers)
+		}
+		if len(b.Producers) != 1 || len(b.Subscriptions["s"].Consumers) != 1 || b.Written == 0 {
+			t.Errorf("partition %d on b: %+v", i, b)
+		}
+	}
+	if p, _ := r.evicted(); p != partitions {
+		t.Errorf("%d producers were told, want %d", p, partitions)
+	}
+}
+
+// Two proxies on one store: a switch that is said to one takes effect on both, is acknowledged by both, and both serve the same map.
+func TestASwitchSaidToOneProxyMovesTheClientsOfBoth(t *testing.T) {
+	const topic = "persistent://public/default/two-proxies"
+	one := newRig(t, testkit.Options{}, nil)
+	two := one.beside(t, one.app.store.(joiner).Join(), nil)
+	one.await(t, "both on the roster", func() bool {
+		l, err := one.admin.Proxies(t.Context())
+		return err == nil && len(l.Proxies) == 2 && l.Agree
+	})
+	var producers []pulsar.Producer
+	for _, r := range []*rig{one, two} {
+		p := newProducer(t, newClient(t, r.url()), topic)
+		mustSend(t, p, 3)
+		producers = append(producers, p)
+	}
+	s, err := one.admin.StartSwitch(t.Context(), admin.SwitchRequest{Topics: []string{topic}, To: "b", Mode: "immediate"})
+	if err == nil {
+		s, err = one.admin.WaitSwitch(t.Context(), s.ID, nil)
+	}
+	if err != nil || !s.Done() || len(s.Switches) != 1 {
+		t.Fatalf("%+v, %v", s, err)
+	}
+	if acks := s.Switches[0].Acks; len(acks) != 2 || acks[0].Producers != 1 || acks[1].Producers != 1 {
+		t.Errorf("acknowledged by %+v, want both, one producer each", acks)
+	}
+	for _, p := range producers {
+		mustSend(t, p, 3)
+	}
+	if a, b := len(one.a.Messages(topic)), len(one.b.Messages(topic)); a != 6 || b != 6 {
+		t.Errorf("%d messages on a and %d on b, want 6 and 6", a, b)
+	}
+	one.agree(t, two)
+}
+
+// agree waits until two proxies serve the same map and say so.
+func (r *rig) agree(t *testing.T, other *rig) {
+	t.Helper()
+	r.await(t, "the same map on both proxies", func() bool {
+		l, err := r.admin.Proxies(t.Context())
+		return err == nil && l.Agree && r.app.Table().Digest() == other.app.Table().Digest()
+	})
+}
+
+// SW-16: two operators switch one topic at the same moment through different proxies. Each of them either wins or is told
+// clearly; the map, both proxies and the client agree afterwards, and epochs only grow.
+func TestTwoOperatorsAtOnceLeaveOneOutcome(t *testing.T) {
+	const topic = "persistent://public/default/cycle"
+	one := newRig(t, testkit.Options{}, nil)
+	two := one.beside(t, one.app.store.(joiner).Join(), nil)
+	one.await(t, "both on the roster", func() bool {
+		l, err := one.admin.Proxies(t.Context())
+		return err == nil && len(l.Proxies) == 2
+	})
+	producer := newProducer(t, newClient(t, one.url()), topic)
+	mustSend(t, producer, 1)
+	clusters := map[string]*testkit.Cluster{"a": one.a, "b": one.b}
+	epoch, won, refused := uint64(0), 0, 0
+	for round := range scaled(25) {
+		targets := [2]string{"a", "b"} // one of them is where the topic is already, or will be
+		if round%2 == 1 {
+			targets = [2]string{"b", "b"} // both want the same
+			if one.cluster(topic) == "b" {
+				targets = [2]string{"a", "a"}
+			}
+		}
+		var errs [2]error
+		var group sync.WaitGroup
+		for i, r := range []*rig{one, two} {
+			group.Go(func() { errs[i] = r.switchTo(t, targets[i], topic) })
+		}
+		group.Wait()
+		moved := 0
+		for i, err := range errs {
+			var e *admin.Error
+			switch {
+			case err == nil:
+				moved++
+				won++
+			case errors.As(err, &e) && (e.Code == admin.CodeAlreadyThere || e.Code == admin.CodeConflict) && e.Message != "":
+				refused++
+			case switchFailedClearly(err):
+				refused++
+			default:
+				t.Errorf("round %d, operator %d: %v", round, i, err)
+			}
+		}
+		entry, ok, err := one.app.store.Entry(context.Background(), topic)
+		if err != nil || moved > 0 && !ok {
+			t.Fatalf("entry %v, %v, %v", entry, ok, err)
+		}
+		if entry.Epoch < epoch || moved > 0 && entry.Epoch == epoch || entry.Epoch > epoch+2 {
+			t.Errorf("round %d: the epoch went from %d to %d", round, epoch, entry.Epoch)
+		}
+		epoch = entry.Epoch
+		one.agree(t, two)
+		mustSend(t, producer, 1)
+		home := clusters[one.cluster(topic)]
+		for _, c := range clusters {
+			info, _ := c.Topic(topic)
+			if want := c == home; (len(info.Producers) == 1) != want {
+				t.Errorf("round %d: the map says %s, cluster %s has producers %v", round, home.Name(), c.Name(), info.Producers)
+			}
+		}
+	}
+	t.Logf("%d switches were done, %d refused, epoch %d", won, refused, epoch)
+	if won == 0 || refused == 0 {
+		t.Error("nobody won, or nobody was refused")
+	}
+}
+
+// cluster is where the map that is served has a topic.
+func (r *rig) cluster(topic string) string {
+	if e, ok := r.app.Table().Entry(topic); ok && !e.Floor() {
+		return e.Cluster
+	}
+	return "a"
+}
+
+// switchFailedClearly tells a switch that lost against another after it was accepted, from one that failed for no reason.
+func switchFailedClearly(err error) bool {
+	var ended *endedError
+	if !errors.As(err, &ended) {
+		return false
+	}
+	for _, d := range ended.status.Failed {
+		if d.Code != admin.CodeConflict && d.Code != admin.CodeAlreadyThere || d.Problem == "" {
+			return false
+		}
+	}
+	for _, s := range ended.status.Switches {
+		if s.State != "done" && s.Note == "" {
+			return false
+		}
+	}
+	return len(ended.status.Failed)+len(ended.status.Skipped)+len(ended.status.Switches) > 0
+}
+
+// A proxy that is cut off from the store blocks nothing and lies to nobody: the switch is shown as incomplete and names it, its
+// clients stay, and everything is made good when it hears again.
+func TestAProxyThatHearsLateIsNamedAndCatchesUp(t *testing.T) {
+	t.Parallel() // it waits for the ten seconds that a proxy has for its ack
+	const topic = "persistent://public/default/hears-late"
+	one := newRig(t, testkit.Options{}, nil)
+	deaf := one.app.store.(joiner).Join()
+	two := one.beside(t, deaf, nil)
+	one.await(t, "both on the roster", func() bool {
+		l, err := one.admin.Proxies(t.Context())
+		return err == nil && len(l.Proxies) == 2
+	})
+	producer := newProducer(t, newClient(t, two.url()), topic)
+	mustSend(t, producer, 1)
+	deaf.SetFaults(faultsHoldWatches)
+	err := one.switchTo(t, "b", topic)
+	var ended *endedError
+	if !errors.As(err, &ended) || ended.status.State != "incomplete" || len(ended.status.Switches) != 1 ||
+		!slices.Equal(ended.status.Switches[0].Waiting, []string{two.app.Info().ID}) {
+		t.Fatalf("the switch ended with %v, want incomplete, waiting for %s", err, two.app.Info().ID)
+	}
+	mustSend(t, producer, 1) // nothing was done to it
+	l, err := one.admin.Proxies(t.Context())
+	if err != nil || l.Agree {
+		t.Errorf("the proxies agree: %+v, %v", l, err)
+	}
+	deaf.SetFaults(faultsNone)
+	awaitCluster(t, one.b, "the producer", func() bool {
+		info, _ := one.b.Topic(topic)
+		return len(info.Producers) == 1
+	})
+	mustSend(t, producer, 1)
+	one.agree(t, two)
+}
