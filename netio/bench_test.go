@@ -1,3 +1,5 @@
+//go:build linux
+
 package netio
 
 import (
@@ -36,7 +38,7 @@ func TestTheSteadyRelayDoesNotAllocate(t *testing.T) {
 			}
 		}
 	})
-	e := engine(t, Config{}, relayTo(target, true, nil))
+	e := engine(t, Config{}, relayTo(target, true, func(client, server *relay) { client.whole, server.whole = true, true }))
 	c := connect(t, addr(e))
 	out := make([]byte, 64*(size+4)-3) // not whole frames, so that rests are kept
 	stream := make([]byte, 64*(size+4))
@@ -446,5 +448,30 @@ func BenchmarkPacedRelay(b *testing.B) {
 				c.Close()
 			}
 		})
+	}
+}
+
+func TestBuffersAreReusedAndCounted(t *testing.T) {
+	var mem atomic.Int64
+	p := pool{mem: &mem}
+	use := func() {
+		q := p.takeQueue(0)
+		a, b := p.take(100), p.take(smallChunk+1)
+		for range 3 {
+			q.append(&p, make([]byte, 0))
+			q.append(&p, b[:cap(b)])
+			q.consume(&p, 10)
+		}
+		q.consume(&p, q.n)
+		p.give(a)
+		p.give(b)
+		p.giveQueue(q)
+	}
+	use()
+	if n := testing.AllocsPerRun(100, use); n != 0 {
+		t.Errorf("%v allocations for buffers that were there", n)
+	}
+	if mem.Load() != 0 {
+		t.Errorf("%d bytes are counted and nobody has them", mem.Load())
 	}
 }

@@ -1,3 +1,5 @@
+//go:build linux
+
 package netio
 
 import (
@@ -6,10 +8,10 @@ import (
 	"errors"
 	"io"
 	"net"
-	"net/netip"
 	"os"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -75,13 +77,20 @@ func TestAPeerThatTakesNothingIsClosedAtTheWriteDeadlineAndASlowOneIsNot(t *test
 		s.do(session.Op{Kind: session.OpWrite, Conn: c, Data: make([]byte, 12<<20)})
 		return ep
 	})
-	slowPeer := connect(t, addr(e))
-	_ = slowPeer.SetReadBuffer(64 << 10)
+	// Its kernel holds little, so that what it takes shows in ours; ours holds so much that the poller says nothing for longer than the deadline.
+	dialer := net.Dialer{Control: func(_, _ string, c syscall.RawConn) error {
+		return c.Control(func(fd uintptr) { _ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, 64<<10) })
+	}}
+	slowPeer, err := dialer.Dial("tcp", addr(e))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer slowPeer.Close()
 	eventually(t, "accepted", func() bool { return e.Stats().Loops[0].Accepted == 1 })
 	connect(t, addr(e)) // takes nothing
-	buf := make([]byte, 1<<20)
+	buf := make([]byte, 32<<10)
 	for began := time.Now(); time.Since(began) < 3*stall; {
-		if _, err := io.ReadFull(slowPeer, buf[:256<<10]); err != nil {
+		if _, err := io.ReadFull(slowPeer, buf); err != nil {
 			t.Fatal(err)
 		}
 		select {
@@ -186,38 +195,50 @@ func TestUnconsumedBytesStayContiguousUpToTheLimit(t *testing.T) {
 	}
 }
 
-// What a peer said before it went away is delivered, although a write to it failed already.
+// What a peer said before it went away is delivered, although a write to it fails first.
 func TestTheLastWordsOfAPeerAreReadAfterAWriteToItFailed(t *testing.T) {
-	heard := make(chan string, 16)
-	reason := make(chan session.NetReason, 1)
-	gone := make(chan struct{})
+	type end struct {
+		heard  string
+		reason session.NetReason
+	}
+	ended := make(chan end, 1)
+	dialed, speak, gone := make(chan session.Conn, 1), make(chan struct{}), make(chan struct{})
 	target := server(t, func(c *net.TCPConn) {
+		<-speak
 		_, _ = c.Write([]byte("refused: because"))
-		_, _ = c.Read(make([]byte, 1))
-		<-gone // closed with unread bytes: a reset
+		_ = c.SetLinger(0) // a reset follows the words
+		c.Close()
+		close(gone)
 	})
 	e := engine(t, Config{}, echoing)
-	var ep *once
 	e.Post(0, func(_ time.Time, sh Shard) {
 		s := sh.(*fakeShard)
 		var all []byte
-		ep = &once{base{s: s, onEnd: func(r session.NetReason, _ error) { heard <- string(all); reason <- r }}, nil}
+		ep := &talker{dialed: dialed}
+		ep.base = base{s: s, onEnd: func(r session.NetReason, _ error) { ended <- end{string(all), r} }}
 		ep.data = func(_ *once, src []byte) int { all = append(all, src...); return len(src) }
 		s.do(session.Op{Kind: session.OpDial, Addr: target, Endpoint: ep})
 	})
-	eventually(t, "connected", func() bool { return e.Stats().Loops[0].ReadBytes > 0 })
-	close(gone)
+	c := <-dialed
 	e.Post(0, func(_ time.Time, sh Shard) {
-		for range 3 {
-			sh.(*fakeShard).do(session.Op{Kind: session.OpWrite, Conn: ep.c, Data: []byte("xx")})
-		}
+		close(speak)
+		<-gone // the loop could not read the words before it writes
+		sh.(*fakeShard).do(session.Op{Kind: session.OpWrite, Conn: c, Data: []byte("hello?")})
 	})
-	if got := <-heard; got != "refused: because" {
-		t.Errorf("heard %q", got)
+	if got := <-ended; got.heard != "refused: because" || got.reason != session.NetReset {
+		t.Errorf("heard %q, reason %d", got.heard, got.reason)
 	}
-	if r := <-reason; r != session.NetReset && r != session.NetEOF {
-		t.Errorf("reason %d", r)
-	}
+}
+
+// talker says when it is connected.
+type talker struct {
+	once
+	dialed chan session.Conn
+}
+
+func (k *talker) Dialed(_ time.Time, c session.Conn) {
+	k.c = c
+	k.dialed <- c
 }
 
 func TestMoreThanMaxConnsAreClosedAndCounted(t *testing.T) {
@@ -268,11 +289,18 @@ func TestWithoutDescriptorsConnectionsAreClosedAndTheLoopGoesOn(t *testing.T) {
 	if _, err := io.ReadFull(before, make([]byte, 1)); err != nil {
 		t.Fatal(err)
 	}
-	c, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
+	var spare [3]int
+	for i := range spare {
+		c, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Close(c)
+		if err := unix.SetsockoptTimeval(c, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 10}); err != nil {
+			t.Fatal(err)
+		}
+		spare[i] = c
 	}
-	defer unix.Close(c)
 	var old unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &old); err != nil {
 		t.Fatal(err)
@@ -290,14 +318,15 @@ func TestWithoutDescriptorsConnectionsAreClosedAndTheLoopGoesOn(t *testing.T) {
 		}
 		fill = append(fill, fd)
 	}
-	if err := unix.Connect(c, sockaddr(e.Addrs()[0])); err != nil {
-		t.Error(err)
+	for _, c := range spare {
+		if err := unix.Connect(c, sockaddr(e.Addrs()[0])); err != nil {
+			t.Error(err)
+		}
+		if n, err := unix.Read(c, make([]byte, 1)); n != 0 || err != nil {
+			t.Errorf("read %d, %v; want the end", n, err)
+		}
 	}
-	n, err := unix.Read(c, make([]byte, 1))
 	events := e.Stats().Loops[0].Events
-	if n != 0 || err != nil {
-		t.Errorf("read %d, %v; want the end", n, err)
-	}
 	if s := e.Stats(); s.OutOfFiles == 0 || faults.Load() == 0 {
 		t.Errorf("counted %d, %d faults", s.OutOfFiles, faults.Load())
 	}
@@ -507,5 +536,3 @@ func TestSeveralSourcesOfOneSinkArePausedAndGoOn(t *testing.T) {
 		t.Fatalf("%d of %d bytes: %v", n, sources*each, err)
 	}
 }
-
-var _ = netip.Addr{}

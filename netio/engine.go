@@ -205,8 +205,10 @@ func (e *Engine) StopAccepting() {
 		<-done
 		return
 	}
-	e.running.Wait() // the loop has ended or never ran: nobody else touches the acceptor now
-	e.acceptor.close()
+	if live {
+		<-e.loops[0].ended
+	}
+	e.acceptor.close() // its loop has ended or never ran: nobody else touches it
 }
 
 // Shutdown stops accepting and closes everything: endpoints get NetShutdown, queues are flushed within Config.FlushTimeout or until

@@ -1,8 +1,13 @@
+//go:build linux
+
 package netio
 
 import (
 	"fmt"
+	"hash/crc32"
 	"io"
+	"math/rand/v2"
+	"net"
 	"testing"
 
 	"github.com/panjf2000/gnet/v2/pkg/netpoll"
@@ -71,7 +76,8 @@ func TestTheLoopRunsInThePollersOwnPollingAsWell(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e.loops[0].plain = true
+	l := e.loops[0]
+	l.wait = func() error { return l.poller.Polling(l.event) }
 	if err := e.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -83,4 +89,34 @@ func TestTheLoopRunsInThePollersOwnPollingAsWell(t *testing.T) {
 	if err := e.Shutdown(t.Context()); err != nil {
 		t.Error(err)
 	}
+}
+
+// What a sink does not take of a spliced rest waits in its pipe; the source waits, and everything goes on in order.
+func TestAFullSinkKeepsSplicedBytesInAPipeAndGoesOn(t *testing.T) {
+	const size = 32 << 20
+	read := make(chan struct{})
+	sum := make(chan uint32, 1)
+	target := server(t, func(c *net.TCPConn) {
+		<-read
+		h := crc32.NewIEEE()
+		if _, err := io.CopyN(h, c, 2*(4+size)); err != nil {
+			t.Error(err)
+		}
+		sum <- h.Sum32()
+	})
+	e := engine(t, Config{}, relayTo(target, true, nil))
+	c := connect(t, addr(e))
+	rng := rand.NewChaCha8([32]byte{7})
+	all := append(frame(rng, size), frame(rng, size)...)
+	go func() { _, _ = c.Write(all) }()
+	eventually(t, "the source waits", func() bool { return e.Stats().Loops[0].Paused == 1 })
+	s := e.Stats()
+	if l := s.Loops[0]; l.QueuedBytes == 0 || l.QueuedBytes > pipeSize || s.BufferMemory != l.QueuedBytes || l.SplicedBytes == 0 {
+		t.Errorf("%d bytes queued, %d counted as memory, %d spliced; want at most one pipe of %d", l.QueuedBytes, s.BufferMemory, l.SplicedBytes, pipeSize)
+	}
+	close(read)
+	if got, want := <-sum, crc32.ChecksumIEEE(all); got != want {
+		t.Errorf("checksum %x, want %x", got, want)
+	}
+	eventually(t, "nothing is queued", func() bool { s := e.Stats(); return s.Loops[0].QueuedBytes == 0 && s.BufferMemory == 0 })
 }

@@ -19,6 +19,7 @@ type loop struct {
 	e      *Engine
 	index  int
 	poller *netpoll.Poller
+	wait   func() error // poll: handles events until the loop ends
 	waker  waker
 	alarm  alarm
 	shard  Shard
@@ -43,12 +44,12 @@ type loop struct {
 
 	stopping bool
 	quit     bool
-	plain    bool // waits in the poller's own Polling; see poll
 
 	waking atomic.Bool
 	mu     sync.Mutex
 	inbox  []func()
 	closed bool
+	ended  chan struct{} // closed when the loop has ended
 
 	counters counters
 }
@@ -73,13 +74,14 @@ const (
 
 func newLoop(e *Engine, index int) (*loop, error) {
 	l := &loop{
-		e: e, index: index, now: e.base,
+		e: e, index: index, now: e.base, ended: make(chan struct{}),
 		buf:   make([]byte, inlineRest+e.cfg.ReadBuffer),
 		pool:  pool{mem: &e.mem},
 		pipes: pipes{mem: &e.mem},
 		waker: noWaker(),
 		alarm: noAlarm(),
 	}
+	l.wait = l.poll
 	var err error
 	if l.poller, err = netpoll.OpenPoller(); err != nil {
 		return nil, err
@@ -111,9 +113,10 @@ func (l *loop) watch(fd int, write bool) error {
 }
 
 func (l *loop) run() {
+	defer close(l.ended)
 	l.now = time.Now()
 	l.rearm()
-	err := l.poll()
+	err := l.wait()
 	if !l.quit {
 		l.e.fault(fmt.Errorf("netio: event loop %d ends, all its connections are closed: %w", l.index, err))
 		l.now = time.Now()
@@ -287,6 +290,9 @@ func (l *loop) cut() {
 
 // release closes the loop's own descriptors; it does not run any more.
 func (l *loop) release() {
+	l.mu.Lock()
+	l.closed = true
+	l.mu.Unlock()
 	l.pipes.close()
 	l.waker.close()
 	l.alarm.close()

@@ -1,3 +1,5 @@
+//go:build linux
+
 package netio
 
 import (
@@ -5,10 +7,7 @@ import (
 	"encoding/binary"
 	"io"
 	"math/rand/v2"
-	"net"
 	"testing"
-
-	"pointsman/core/session"
 )
 
 // frame is a length and that many random bytes.
@@ -79,6 +78,3 @@ func wholeFrames(b []byte) int {
 	}
 	return n
 }
-
-var _ session.Endpoint = (*relay)(nil)
-var _ net.Conn = (*net.TCPConn)(nil)

@@ -18,7 +18,7 @@ const maxEvents = 256
 // quarter more CPU per message at a low rate (docs/adr/001-event-loop.md). Should the instance not be found any more, Polling does.
 func (l *loop) poll() error {
 	fd, ok := epollDescriptor(l.poller)
-	if !ok || l.plain {
+	if !ok {
 		return l.poller.Polling(l.event)
 	}
 	events := make([]unix.EpollEvent, maxEvents)

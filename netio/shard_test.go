@@ -1,3 +1,5 @@
+//go:build linux
+
 package netio
 
 import (
@@ -18,6 +20,8 @@ import (
 
 	"pointsman/core/session"
 )
+
+var _ Shard = (*session.Shard)(nil) // what runs on the loops in the product
 
 // fakeShard is what the tests put on a loop: accept makes the endpoints, tick fires deadlines. Endpoints add to ops.
 type fakeShard struct {
@@ -89,6 +93,7 @@ type relay struct {
 	base
 	other  *relay
 	frames bool
+	whole  bool // with frames: an incomplete one is left with the loop
 	tail   int
 	moved  *atomic.Int64
 }
@@ -120,6 +125,9 @@ func (r *relay) Data(_ time.Time, src []byte) int {
 	for r.tail == 0 && len(src)-n >= 4 {
 		size := 4 + int(binary.BigEndian.Uint32(src[n:]))
 		have := min(size, len(src)-n)
+		if r.whole && have < size {
+			break
+		}
 		r.s.do(session.Op{Kind: session.OpWrite, Conn: r.other.c, Data: src[n : n+have], Relay: true})
 		r.tail = size - have
 		n += have
