@@ -275,23 +275,48 @@ func (a *App) Run(ctx context.Context) error {
 	}
 	part("operations port", func() error { return a.admin.Serve(a.opsLn) })
 	part("map", func() error { return a.maps.run(life) })
-	if err := a.engine.Start(); err != nil {
-		return err
+	err := a.awaitMap(ctx, fatal)
+	if err == nil && ctx.Err() == nil {
+		err = a.engine.Start()
 	}
-	part("clusters", func() error { a.clusters.run(life); return nil })
-	part("registration", func() error { a.keepRegistered(life); return nil })
-	a.log.Info("pointsman is serving", "version", Version, "pulsar", a.PulsarAddr(), "ops", a.OpsURL(), "id", a.info.ID, "clusters", strings.Join(a.info.Clusters, ","))
-
-	var err error
-	select {
-	case <-ctx.Done():
-	case err = <-fatal:
+	if err == nil && ctx.Err() == nil {
+		part("clusters", func() error { a.clusters.run(life); return nil })
+		part("registration", func() error { a.keepRegistered(life); return nil })
+		a.log.Info("pointsman is serving", "version", Version, "pulsar", a.PulsarAddr(), "ops", a.OpsURL(), "id", a.info.ID, "clusters", strings.Join(a.info.Clusters, ","))
+		select {
+		case <-ctx.Done():
+		case err = <-fatal:
+		}
+	}
+	if err != nil {
 		a.log.Error("a part has failed, the proxy ends", "err", err)
 	}
 	a.drain(life)
 	stop()
 	parts.Wait()
 	return err
+}
+
+// mapPatience is how long the first map may take before that is worth a line.
+const mapPatience = 2 * time.Second
+
+// awaitMap waits until there is a map: by an empty one topics would go to the wrong cluster. Until then connections wait in the
+// listener, and /readyz says no.
+func (a *App) awaitMap(ctx context.Context, fatal <-chan error) error {
+	late := time.NewTimer(mapPatience)
+	defer late.Stop()
+	for {
+		select {
+		case <-a.maps.loaded:
+			return nil
+		case <-ctx.Done():
+			return nil
+		case err := <-fatal:
+			return err
+		case <-late.C:
+			a.log.Warn("nobody is served yet: the map store does not answer and state_dir has no copy of the map", "store", a.store.Status().Detail)
+		}
+	}
 }
 
 // keepRegistered announces this proxy, and again whenever it serves another map.

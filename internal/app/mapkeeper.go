@@ -24,7 +24,8 @@ type mapKeeper struct {
 	self  func() store.Proxy
 
 	table   atomic.Pointer[route.Table]
-	served  atomic.Bool // a map was loaded, from the store or from the disk
+	loaded  chan struct{} // closed when there is a map, from the store or from the disk
+	load    func()        // closes loaded, once
 	synced  atomic.Bool // the store has delivered the whole map since the start
 	bad     atomic.Int64
 	changed chan struct{} // capacity 1: the table was replaced
@@ -53,7 +54,8 @@ const (
 )
 
 func newMapKeeper(st store.Store, log *slog.Logger, copy *diskCopy) *mapKeeper {
-	k := &mapKeeper{store: st, log: log, copy: copy, changed: make(chan struct{}, 1), badNow: make(map[int]bool), work: make(chan func(), 1024)}
+	k := &mapKeeper{store: st, log: log, copy: copy, changed: make(chan struct{}, 1), badNow: make(map[int]bool), work: make(chan func(), 1024), loaded: make(chan struct{})}
+	k.load = sync.OnceFunc(func() { close(k.loaded) })
 	k.table.Store(route.Empty())
 	return k
 }
@@ -68,7 +70,7 @@ func (k *mapKeeper) loadCopy() error {
 		return err
 	}
 	k.table.Store(table)
-	k.served.Store(true)
+	k.load()
 	k.log.Info("serving the map from the disk until the store answers", "saved", saved.Format(time.RFC3339), "entries", table.Len(), "digest", table.Digest())
 	return nil
 }
@@ -114,7 +116,7 @@ func (k *mapKeeper) update(ctx context.Context, u store.Update) {
 		}
 		k.apply(ctx, u, false)
 		k.synced.Store(true)
-		k.served.Store(true)
+		k.load()
 		k.log.Info("the map is loaded", "entries", k.table.Load().Len(), "rules", len(k.table.Load().Rules()), "digest", k.table.Load().Digest())
 		return
 	}

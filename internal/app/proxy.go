@@ -45,7 +45,9 @@ func (a *App) Ready() (ok bool, reasons []string) {
 	if a.draining.Load() {
 		reasons = append(reasons, "draining")
 	}
-	if !a.maps.served.Load() {
+	select {
+	case <-a.maps.loaded:
+	default:
 		reasons = append(reasons, "the map was never loaded: "+a.store.Status().Detail)
 	}
 	select {
