@@ -26,7 +26,7 @@ type mapKeeper struct {
 	table   atomic.Pointer[route.Table]
 	loaded  chan struct{} // closed when there is a map, from the store or from the disk
 	load    func()        // closes loaded, once
-	synced  atomic.Bool // the store has delivered the whole map since the start
+	synced  atomic.Bool   // the store has delivered the whole map since the start
 	bad     atomic.Int64
 	changed chan struct{} // capacity 1: the table was replaced
 
