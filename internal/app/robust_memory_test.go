@@ -176,9 +176,9 @@ func (r *rig) paused() (n int64) {
 	return n
 }
 
-// narrow is a way to a broker that holds little: the kernel's buffers of tens of megabytes would hide what the proxy does
-// with a broker that is slow. It reads bytesPerTick every tick once it is slowed.
-type narrow struct {
+// relay is a TCP relay that holds little: in front of a broker, where the kernel's buffers of tens of megabytes would hide what the
+// proxy does with one that is slow, or in front of proxies as a balancer. Once it is slowed it reads relayBuffer/2 each relayTick.
+type relay struct {
 	net.Listener
 	slowed atomic.Bool
 	resume chan struct{}
@@ -186,50 +186,55 @@ type narrow struct {
 }
 
 const (
-	narrowBuffer = 32 << 10
-	narrowTick   = 10 * time.Millisecond
+	relayBuffer = 32 << 10
+	relayTick   = 10 * time.Millisecond
 )
 
-// newNarrow listens in front of a broker.
-func newNarrow(t *testing.T, broker string) *narrow {
+// newRelay relays each connection to the first of the targets that accepts it.
+func newRelay(t *testing.T, targets ...string) *relay {
 	t.Helper()
 	small := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 		var err error
-		return errors.Join(c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, narrowBuffer) }), err)
+		return errors.Join(c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, relayBuffer) }), err)
 	}}
 	l, err := small.Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	n := &narrow{Listener: l, resume: make(chan struct{})}
-	n.group.Go(func() {
+	r := &relay{Listener: l, resume: make(chan struct{})}
+	r.group.Go(func() {
 		for {
 			from, err := l.Accept()
 			if err != nil {
 				return
 			}
-			to, err := net.Dial("tcp", broker)
+			var to net.Conn
+			for _, target := range targets {
+				if to, err = net.Dial("tcp", target); err == nil {
+					break
+				}
+			}
 			if err != nil {
 				from.Close()
 				continue
 			}
-			n.group.Go(func() { defer from.Close(); defer to.Close(); n.copy(to, from) })
-			n.group.Go(func() { defer from.Close(); defer to.Close(); _, _ = io.Copy(from, to) })
+			r.group.Go(func() { defer from.Close(); defer to.Close(); r.copy(to, from) })
+			r.group.Go(func() { defer from.Close(); defer to.Close(); _, _ = io.Copy(from, to) })
 		}
 	})
-	t.Cleanup(func() { l.Close(); n.group.Wait() })
-	return n
+	t.Cleanup(func() { l.Close(); r.group.Wait() })
+	return r
 }
 
-func (n *narrow) copy(to io.Writer, from io.Reader) {
-	tick := time.NewTicker(narrowTick)
+func (r *relay) copy(to io.Writer, from io.Reader) {
+	tick := time.NewTicker(relayTick)
 	defer tick.Stop()
-	buf := make([]byte, narrowBuffer/2)
+	buf := make([]byte, relayBuffer/2)
 	for {
-		if n.slowed.Load() {
+		if r.slowed.Load() {
 			select {
-			case <-tick.C: // narrowBuffer/2 per narrowTick: about 1.6 MB/s
-			case <-n.resume:
+			case <-tick.C: // about 1.6 MB/s
+			case <-r.resume:
 			}
 		}
 		k, err := from.Read(buf)
@@ -252,7 +257,7 @@ func TestASlowBrokerSlowsItsProducers(t *testing.T) {
 	r := newRig(t, testkit.Options{MaxTopicBytes: 4 << 30}, nil)
 	r.a.CreateTopic(topic, 0)
 	info, _ := r.a.Topic(topic)
-	way := newNarrow(t, r.a.Broker(info.Broker).Addr())
+	way := newRelay(t, r.a.Broker(info.Broker).Addr())
 	slow := r.beside(t, store.NewMemory(), func(c *config.Config) {
 		buffers(16)(c)
 		c.Clusters["a"].Resolve[fmt.Sprintf("broker-%d:6650", info.Broker)] = way.Addr().String()
