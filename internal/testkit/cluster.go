@@ -31,7 +31,7 @@ type Options struct {
 	LivenessTimeout  time.Duration // how long a name's old holder may take to prove alive; default DefaultLivenessTimeout
 	MaxMessageSize   int           // told in CONNECTED; default DefaultMaxMessageSize
 	MaxTopicBytes    int           // stored per topic; beyond it publishes are refused; default DefaultMaxTopicBytes
-	LogSize          int           // commands that Commands remembers; default DefaultLogSize
+	LogSize          int           // commands of each sort, data and control, that Commands remembers; default DefaultLogSize
 }
 
 // The defaults of Options.
@@ -39,7 +39,7 @@ const (
 	DefaultEntriesPerLedger = 1000
 	DefaultMaxMessageSize   = 5 << 20
 	DefaultMaxTopicBytes    = 256 << 20
-	DefaultLogSize          = 100_000
+	DefaultLogSize          = 10_000
 	DefaultLivenessTimeout  = 5 * time.Second
 )
 
@@ -79,8 +79,9 @@ type Cluster struct {
 	nextLedger uint64
 	nextConn   uint64
 	nextName   uint64
-	log        []Command // a ring once it is full
-	logged     int       // commands ever seen
+	data       ring // SEND, ACK, FLOW and their like, so that they do not push out the others
+	control    ring // everything else
+	logged     int  // commands ever seen
 	counts     map[codec.Type]int
 	signals    []chan struct{} // of replications out of here
 	changed    chan struct{}   // closed at the next change; nil when nobody waits

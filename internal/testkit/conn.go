@@ -37,6 +37,7 @@ type Conn struct {
 	lookups   int
 	everUsed  bool // had a producer or consumer
 	producers map[uint64]*producer
+	dismissed map[uint64]bool // producers that the broker closed: late messages of theirs are no offence
 	consumers map[uint64]*consumer
 }
 
@@ -57,7 +58,7 @@ func newConn(b *Broker, nc net.Conn) *Conn {
 	cl.nextConn++
 	c := &Conn{
 		broker: b, id: cl.nextConn, nc: nc, ctx: ctx, cancel: cancel, wake: make(chan struct{}, 1),
-		producers: map[uint64]*producer{}, consumers: map[uint64]*consumer{},
+		producers: map[uint64]*producer{}, dismissed: map[uint64]bool{}, consumers: map[uint64]*consumer{},
 	}
 	c.room = sync.NewCond(&c.mu)
 	return c

@@ -21,19 +21,36 @@ type Command struct {
 	Type    codec.Type
 	Cmd     *pulsarpb.BaseCommand // shared: not to be changed
 	Payload int                   // bytes that followed the command
+	seq     int
+}
+
+// ring keeps the newest commands, in no order.
+type ring struct {
+	commands []Command
+	next     int // the one to be replaced when it is full
+}
+
+func (r *ring) add(e Command, size int) {
+	if len(r.commands) < size {
+		r.commands = append(r.commands, e)
+		return
+	}
+	r.commands[r.next] = e
+	r.next = (r.next + 1) % size
 }
 
 func (c *Cluster) record(conn *Conn, t codec.Type, cmd *pulsarpb.BaseCommand, payload int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	entry := Command{time.Now(), conn.broker.index, conn.id, t, cmd, payload}
-	if len(c.log) < c.opts.LogSize {
-		c.log = append(c.log, entry)
-	} else {
-		c.log[c.logged%c.opts.LogSize] = entry
-	}
+	entry := Command{time.Now(), conn.broker.index, conn.id, t, cmd, payload, c.logged}
 	c.logged++
 	c.counts[t]++
+	switch t {
+	case codec.TypeSend, codec.TypeAck, codec.TypeFlow, codec.TypePing, codec.TypePong, codec.TypeRedeliver:
+		c.data.add(entry, c.opts.LogSize)
+	default:
+		c.control.add(entry, c.opts.LogSize)
+	}
 	c.notify()
 }
 
@@ -41,18 +58,15 @@ func (c *Cluster) record(conn *Conn, t codec.Type, cmd *pulsarpb.BaseCommand, pa
 func (c *Cluster) Commands(types ...codec.Type) []Command {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	at := 0
-	if len(c.log) == c.opts.LogSize {
-		at = c.logged % c.opts.LogSize
-	}
 	var seen []Command
-	for _, part := range [][]Command{c.log[at:], c.log[:at]} {
-		for _, e := range part {
+	for _, r := range []ring{c.data, c.control} {
+		for _, e := range r.commands {
 			if len(types) == 0 || slices.Contains(types, e.Type) {
 				seen = append(seen, e)
 			}
 		}
 	}
+	slices.SortFunc(seen, func(a, b Command) int { return a.seq - b.seq })
 	return seen
 }
 

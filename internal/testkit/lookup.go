@@ -52,10 +52,10 @@ func (c *Conn) handle(t codec.Type, cmd *pulsarpb.BaseCommand, payload []byte) b
 	case codec.TypeSend:
 		return c.handleSend(cmd, payload)
 	case codec.TypeCloseProducer:
+		c.succeed(cmd) // before what the departure brings about
 		if p := c.producers[cmd.GetCloseProducer().GetProducerId()]; p != nil {
 			p.remove()
 		}
-		c.succeed(cmd)
 	case codec.TypeSubscribe:
 		c.handleSubscribe(cmd, true)
 	case codec.TypeCloseConsumer:
@@ -67,10 +67,16 @@ func (c *Conn) handle(t codec.Type, cmd *pulsarpb.BaseCommand, payload []byte) b
 		codec.TypeConsumerStats:
 		c.handleConsumerCommand(t, cmd)
 	default:
-		c.Fail(cmd, codec.ErrorNotAllowed, fmt.Sprintf("the fake broker knows no %v", t))
+		if t > newestType {
+			return false // a broker cannot even parse it
+		}
+		c.Fail(cmd, codec.ErrorNotAllowed, fmt.Sprintf("the fake broker does not do %v", t))
 	}
 	return true
 }
+
+// newestType is the highest command number of protocol version 21.
+const newestType = codec.TypeTopicMigrated
 
 // succeed answers with SUCCESS.
 func (c *Conn) succeed(cmd *pulsarpb.BaseCommand) {
@@ -84,7 +90,6 @@ func (c *Conn) handleConnect(r *pulsarpb.CommandConnect) {
 		ProtocolVersion: ptr(min(r.GetProtocolVersion(), codec.ProtocolVersion)),
 		MaxMessageSize:  ptr(int32(c.broker.cluster.opts.MaxMessageSize)),
 		FeatureFlags: &pulsarpb.FeatureFlags{
-			SupportsAuthRefresh: ptr(true),
 			SupportsGetPartitionedMetadataWithoutAutoCreation: ptr(true),
 		},
 	}})

@@ -28,6 +28,7 @@ type producer struct {
 	access    int32
 	epoch     uint64
 	userNamed bool
+	request   uint64 // of its PRODUCER
 }
 
 // served returns the topic that a PRODUCER or SUBSCRIBE names, or answers why this broker does not serve it.
@@ -51,7 +52,7 @@ func (c *Conn) handleProducer(cmd *pulsarpb.BaseCommand, mayProve bool) {
 	cl, r := c.broker.cluster, cmd.GetProducer()
 	if p := c.producers[r.GetProducerId()]; p != nil {
 		if p.topic.name == canonical(r.GetTopic()) {
-			p.succeed(r, nil) // a retry of what already succeeded
+			p.answer(r.GetRequestId(), true, nil) // a retry of what already succeeded
 		} else {
 			c.Fail(cmd, codec.ErrorUnknown, fmt.Sprintf("producer id %d is in use for %s", p.id, p.topic.name))
 		}
@@ -63,7 +64,7 @@ func (c *Conn) handleProducer(cmd *pulsarpb.BaseCommand, mayProve bool) {
 	}
 	p := &producer{
 		conn: c, id: r.GetProducerId(), name: r.GetProducerName(), topic: t, access: r.GetProducerAccessMode(),
-		epoch: r.GetEpoch(), userNamed: r.GetUserProvidedProducerName(),
+		epoch: r.GetEpoch(), userNamed: r.GetUserProvidedProducerName(), request: r.GetRequestId(),
 	}
 	if p.name == "" {
 		cl.nextName++
@@ -99,34 +100,40 @@ func (c *Conn) handleProducer(cmd *pulsarpb.BaseCommand, mayProve bool) {
 	case p.access == accessWaitForExclusive && len(t.producers) > 0:
 		t.waiting = append(t.waiting, p)
 		c.producers[p.id] = p
-		p.answer(r.GetRequestId(), false, schema)
+		p.answer(p.request, false, schema)
 		return
 	case p.access == 0 && exclusive:
 		c.Fail(cmd, codec.ErrorProducerBusy, t.name+" has an exclusive producer")
 		return
 	}
 	c.producers[p.id] = p
+	delete(c.dismissed, p.id)
 	c.everUsed = true
-	p.join()
-	p.succeed(r, schema)
+	p.join(r.TopicEpoch != nil)
+	p.answer(p.request, true, schema)
 }
 
-func (p *producer) join() {
-	p.topic.producers = append(p.topic.producers, p)
-	if p.access != 0 {
-		p.topic.epoch++
+// join lets a producer in. An exclusive one begins an epoch, unless it comes back with the current one.
+func (p *producer) join(back bool) {
+	t := p.topic
+	t.producers = append(t.producers, p)
+	if p.access == 0 {
+		return
 	}
-}
-
-func (p *producer) succeed(r *pulsarpb.CommandProducer, schema []byte) {
-	p.answer(r.GetRequestId(), true, schema)
+	if t.hadEpoch && !back {
+		t.epoch++
+	}
+	t.hadEpoch = true
 }
 
 func (p *producer) answer(request uint64, ready bool, schema []byte) {
 	ok := &pulsarpb.CommandProducerSuccess{
 		RequestId: &request, ProducerName: &p.name, LastSequenceId: ptr(int64(-1)), SchemaVersion: schema, ProducerReady: &ready,
 	}
-	if p.access != 0 {
+	if schema == nil {
+		ok.SchemaVersion = []byte{} // a broker sends the empty version as well
+	}
+	if p.access != 0 && ready {
 		ok.TopicEpoch = ptr(p.topic.epoch)
 	}
 	p.conn.Send(&pulsarpb.BaseCommand{Type: typeOf(codec.TypeProducerSuccess), ProducerSuccess: ok})
@@ -145,8 +152,8 @@ func (p *producer) remove() {
 	if len(t.producers) == 0 && len(t.waiting) > 0 {
 		next := t.waiting[0]
 		t.waiting = t.waiting[1:]
-		next.join()
-		next.answer(codec.NoRequest, true, nil)
+		next.join(false)
+		next.answer(next.request, true, nil)
 	}
 }
 
@@ -157,6 +164,7 @@ func (p *producer) disconnect(url string) {
 		cmd.AssignedBrokerServiceUrl = proto.String(url)
 	}
 	p.conn.Send(&pulsarpb.BaseCommand{Type: typeOf(codec.TypeCloseProducer), CloseProducer: cmd})
+	p.conn.dismissed[p.id] = true
 	p.remove()
 }
 
@@ -165,7 +173,9 @@ func (c *Conn) handleSend(cmd *pulsarpb.BaseCommand, payload []byte) bool {
 	r := cmd.GetSend()
 	p := c.producers[r.GetProducerId()]
 	if p == nil || !slices.Contains(p.topic.producers, p) {
-		return true // a late one of a producer that was closed: brokers ignore it
+		// Brokers ignore the late messages of a producer that they have closed. Of any other that does not exist they
+		// close the whole connection.
+		return c.dismissed[r.GetProducerId()]
 	}
 	meta, err := parseMetadata(payload)
 	if err != nil {
@@ -180,10 +190,18 @@ func (c *Conn) handleSend(cmd *pulsarpb.BaseCommand, payload []byte) bool {
 	e := &entry{raw: payload, meta: meta, peer: -1}
 	p.topic.append(e)
 	c.Send(&pulsarpb.BaseCommand{Type: typeOf(codec.TypeSendReceipt), SendReceipt: &pulsarpb.CommandSendReceipt{
-		ProducerId: r.ProducerId, SequenceId: r.SequenceId, HighestSequenceId: r.HighestSequenceId,
+		ProducerId: r.ProducerId, SequenceId: r.SequenceId, HighestSequenceId: ptr(highest(r)),
 		MessageId: &pulsarpb.MessageIdData{LedgerId: &e.ledger, EntryId: &e.entry},
 	}})
 	return true
+}
+
+// highest is the highest sequence id of a SEND, as it is told in the receipt: −1 unless it is a batch that says so.
+func highest(r *pulsarpb.CommandSend) uint64 {
+	if r.HighestSequenceId != nil && r.GetSequenceId() <= r.GetHighestSequenceId() {
+		return r.GetHighestSequenceId()
+	}
+	return math.MaxUint64
 }
 
 func (c *Conn) handleSubscribe(cmd *pulsarpb.BaseCommand, mayProve bool) {
@@ -260,8 +278,8 @@ func (c *Conn) handleConsumerCommand(t codec.Type, cmd *pulsarpb.BaseCommand) {
 	id, _ := subField(cmd, "consumer_id")
 	s := c.consumers[id.Uint()]
 	if s == nil {
-		if requestID(cmd) != codec.NoRequest {
-			c.Fail(cmd, codec.ErrorConsumerNotFound, fmt.Sprintf("consumer %d not found", id.Uint()))
+		if requestID(cmd) != codec.NoRequest && t != codec.TypeAck {
+			c.Fail(cmd, codec.ErrorMetadata, "Consumer not found")
 		}
 		return
 	}
@@ -371,6 +389,9 @@ func (s *consumer) handleGetLastMessageID(r *pulsarpb.CommandGetLastMessageId) {
 		if e.meta.NumMessagesInBatch != nil {
 			last.BatchIndex = ptr(e.meta.GetNumMessagesInBatch() - 1)
 		}
+	}
+	if last.BatchIndex == nil {
+		last.BatchIndex = ptr(int32(-1))
 	}
 	resp := &pulsarpb.CommandGetLastMessageIdResponse{RequestId: r.RequestId, LastMessageId: last}
 	if m := s.sub.mark; m >= t.first && m < t.end() {

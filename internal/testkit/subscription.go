@@ -187,7 +187,10 @@ func (c *consumer) deliver(e *entry, redelivered uint32, left []int64) {
 	}
 	c.permits -= n
 	msg := &pulsarpb.CommandMessage{
-		ConsumerId: &c.id, MessageId: c.sub.topic.messageID(e), RedeliveryCount: &redelivered, AckSet: left,
+		ConsumerId: &c.id, MessageId: c.sub.topic.messageID(e), AckSet: left,
+	}
+	if redelivered > 0 {
+		msg.RedeliveryCount = &redelivered
 	}
 	if c.hasEpoch {
 		msg.ConsumerEpoch = ptr(c.epoch)

@@ -32,7 +32,8 @@ type topic struct {
 	producers []*producer
 	waiting   []*producer // for exclusive access
 	cursors   map[*direction]int64
-	epoch     uint64 // of exclusive producers
+	epoch     uint64 // of the latest exclusive producer
+	hadEpoch  bool   // there has been one
 }
 
 // entry is one stored message or batch. Immutable but for peer.
