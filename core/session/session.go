@@ -117,12 +117,16 @@ func (s *Session) control(now time.Time, src []byte) (pos int) {
 // maxConnectFrame bounds CONNECT, which strangers may send: credentials are the largest part of it.
 const maxConnectFrame = 64 << 10
 
-// maxControl is the size of the largest command that is held whole.
+// maxClientCommand bounds what a client may have decoded: a command of many empty fields becomes some thirty times as
+// large in memory. The largest honest ones are acknowledgements of many messages and schemas.
+const maxClientCommand = 1 << 20
+
+// maxControl is the size of the largest command of the client that is held whole.
 func (s *Session) maxControl() int {
 	if s.state == stateInit {
 		return maxConnectFrame
 	}
-	return s.sh.cfg.MaxControl
+	return min(s.sh.cfg.MaxControl, maxClientCommand)
 }
 
 func tooLarge(h codec.Head, limit int) error {

@@ -137,8 +137,8 @@ func (s *Session) judgeUp(now time.Time, frame []byte, h codec.Head) verdict {
 		codec.TypeSeek, codec.TypeUnsubscribe, codec.TypeGetLastMessageID, codec.TypeConsumerStats,
 		codec.TypeLookup, codec.TypePartitionedMetadata, codec.TypeGetTopicsOfNamespace, codec.TypeGetSchema,
 		codec.TypePing, codec.TypePong, codec.TypeConnect:
-		if h.Size > s.sh.cfg.MaxControl {
-			s.closeMalformed(now, tooLarge(h, s.sh.cfg.MaxControl))
+		if h.Size > s.maxControl() {
+			s.closeMalformed(now, tooLarge(h, s.maxControl()))
 			return stop
 		}
 		if len(frame) < h.Size {
