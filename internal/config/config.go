@@ -64,7 +64,7 @@ type Cluster struct {
 type Limits struct {
 	Connections          int      `key:"connections" doc:"Client connections at once (the official proxy's maxConcurrentInboundConnections); more are closed at once."`
 	Frame                Size     `key:"frame" doc:"Largest frame accepted from either side; at least the clusters' maxMessageSize plus 10KiB. Frames are streamed, so this is no memory."`
-	ControlFrame         Size     `key:"control_frame" doc:"Largest command that must be held in memory whole (topic lists are the largest)."`
+	ControlFrame         Size     `key:"control_frame" doc:"Largest command of a broker that must be held in memory whole (topic lists are the largest); commands of clients are bounded by 1MiB."`
 	BufferMemory         Size     `key:"buffer_memory" doc:"All bytes queued for peers that do not read, over all connections; when it is used up, sources are paused at once."`
 	HighWatermark        Size     `key:"high_watermark" doc:"Queued bytes towards one peer above which its source is no longer read."`
 	LowWatermark         Size     `key:"low_watermark" doc:"Queued bytes towards one peer below which its source is read again."`
