@@ -393,36 +393,51 @@ func (f *File) Acks(ctx context.Context, id string) ([]switching.Ack, error) {
 	return f.core.acks(id)
 }
 
-// History implements Store: it reads the journal, which is not kept in memory.
+// History implements Store: it reads the journal, which is not kept in memory, beside the running store.
 func (f *File) History(ctx context.Context, limit int) ([]HistoryEntry, error) {
 	if err := f.begin(ctx); err != nil {
 		return nil, err
 	}
-	defer f.core.mu.Unlock()
 	segments, err := numbered(f.dir, segmentPrefix)
+	newest, size := f.journal.first, f.journal.size
+	f.core.mu.Unlock()
 	if err != nil {
 		return nil, err
 	}
-	var newest []HistoryEntry
+	var all []HistoryEntry
 	for _, first := range slices.Backward(segments) {
-		if len(newest) >= limit || ctx.Err() != nil {
+		if len(all) >= limit {
 			break
 		}
-		changes, err := f.readHistory(first)
+		if err := ctx.Err(); err != nil {
+			return nil, fmt.Errorf("reading the history: %w: %w", ErrUnavailable, err)
+		}
+		end := int64(-1)
+		if first == newest {
+			end = size // more may be on its way
+		}
+		changes, err := f.readHistory(first, end)
+		if errors.Is(err, os.ErrNotExist) {
+			break // it and all older ones were dropped meanwhile
+		}
 		if err != nil {
-			return newest, err
+			return nil, err
 		}
 		slices.Reverse(changes)
-		newest = append(newest, changes[:min(len(changes), limit-len(newest))]...)
+		all = append(all, changes[:min(len(changes), limit-len(all))]...)
 	}
-	return newest, nil
+	return all, nil
 }
 
-func (f *File) readHistory(first uint64) ([]HistoryEntry, error) {
+// readHistory reads a segment up to end, or as a whole when end is negative.
+func (f *File) readHistory(first uint64, end int64) ([]HistoryEntry, error) {
 	name := filepath.Join(f.dir, segmentName(first))
 	data, err := os.ReadFile(name)
 	if err != nil {
 		return nil, err
+	}
+	if end >= 0 && end < int64(len(data)) {
+		data = data[:end]
 	}
 	var changes []HistoryEntry
 	_, clean, _, err := readFrames(data, func(payload []byte) error {

@@ -189,6 +189,9 @@ func TestFileSurvivesACutAtEveryByteOfTheNewestSegment(t *testing.T) {
 		if got := epoch(t, g, 1); got != want+1 {
 			t.Fatalf("cut at %d, second start: epoch %d, want %d", cut, got, want+1)
 		}
+		if h, err := g.History(context.Background(), 9); err != nil || len(h) != int(want)+1 {
+			t.Fatalf("cut at %d, second start: %d changes in the history, want %d (%v)", cut, len(h), want+1, err)
+		}
 		_ = g.Close()
 	}
 }
@@ -206,6 +209,18 @@ func TestFileSurvivesNoiseBehindTheLastRecordAndRefusesItBefore(t *testing.T) {
 		g := openFile(t, crashed)
 		if got := epoch(t, g, 1); got != 2 {
 			t.Errorf("%s: epoch %d, want 2", what, got)
+		}
+		// The noise is gone for good: not even the end of the segment leaves it behind.
+		set(t, g, 1, 2, 3)
+		if err := g.journal.roll(); err != nil {
+			t.Fatal(err)
+		}
+		set(t, g, 1, 3, 4)
+		if err := g.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if got := epoch(t, openFile(t, crashed), 1); got != 4 {
+			t.Errorf("%s: epoch %d, want 4", what, got)
 		}
 	}
 	// A byte that rots in any record but the last is damage, in the last it cannot be told from a torn write.

@@ -46,7 +46,8 @@ type client struct {
 	contact  atomic.Int64 // Unix nanoseconds of the last bytes from a server
 
 	mu         sync.Mutex // guards what follows
-	up         bool       // the library has a session
+	closing    bool
+	up         bool // the library has a session
 	open       chan struct{}
 	isOpen     bool
 	connection uint64 // counts established connections
@@ -147,6 +148,7 @@ func (c *client) close() {
 		return
 	}
 	c.mu.Lock()
+	c.closing = true
 	up := c.up
 	c.mu.Unlock()
 	if !up {
@@ -235,7 +237,7 @@ func (c *client) shut() bool {
 	c.isOpen = false
 	c.open = make(chan struct{})
 	c.downSince = time.Now()
-	if c.ctx.Err() == nil {
+	if !c.closing {
 		c.log.Warn("connection to ZooKeeper lost", "session", fmt.Sprintf("%#x", c.session))
 	}
 	return true

@@ -2,6 +2,7 @@ package zk
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
@@ -360,49 +361,67 @@ func testHangingServer(t *testing.T, server *zktest.Server) {
 func testLostAnswer(t *testing.T, server *zktest.Server) {
 	far, near, relay := pair(t, server, 30*time.Second)
 	apply(t, far, storetest.Set(storetest.Topic(1), nil, storetest.Entry(1, "a", 1)))
-	// lose begins a write, lets the server carry it out and keeps the answer.
-	lose := func(ctx context.Context, c store.Change) <-chan error {
+	const opMulti = 14
+	multi := func(request []byte) bool {
+		return len(request) >= 12 && binary.BigEndian.Uint32(request[8:]) == opMulti
+	}
+	// begin starts a write whose answer is kept back.
+	begin := func(ctx context.Context, c store.Change) <-chan error {
+		relay.HoldRepliesFrom(multi)
 		result := make(chan error, 1)
 		go func() { result <- far.Apply(ctx, c) }()
 		return result
 	}
-	// The reads before the write need answers, so the write is made by hand: with the answers held from the moment at
-	// which everything but the write is answered.
-	change := storetest.Set(storetest.Topic(1), storetest.Entry(1, "a", 1), storetest.Entry(1, "b", 2))
-	b, err := far.before(within(t, 10*time.Second), change)
-	if err != nil {
-		t.Fatal(err)
+	cut := func() {
+		relay.Cut()
+		relay.Release()
+		relay.Restore()
 	}
-	ops, _, err := far.writes(b, change)
-	if err != nil {
-		t.Fatal(err)
+	isNow := func(want route.Entry) func() bool {
+		return func() bool {
+			e, _, err := near.Entry(within(t, 10*time.Second), want.Topic)
+			return err == nil && e == want
+		}
 	}
-	relay.HoldReplies()
-	written := make(chan error, 1)
-	go func() {
-		_, err := call(context.Background(), far.client, func(c *zk.Conn) ([]zk.MultiResponse, error) { return c.Multi(ops...) })
-		written <- err
-	}()
-	await(t, "the server to carry it out", func() bool {
-		e, _, err := near.Entry(within(t, 10*time.Second), storetest.Topic(1))
-		return err == nil && e.Cluster == "b"
-	})
-	relay.Cut()
-	relay.Release()
-	relay.Restore()
-	if err := <-written; !lostAnswer(err) {
-		t.Fatalf("the write's answer was not lost: %v", err)
+	// Carried out: Apply looks and finds its own work.
+	result := begin(within(t, 20*time.Second), storetest.Set(storetest.Topic(1), storetest.Entry(1, "a", 1), storetest.Entry(1, "b", 2)))
+	await(t, "the server to carry it out", isNow(*storetest.Entry(1, "b", 2)))
+	cut()
+	if err := <-result; err != nil {
+		t.Errorf("a change whose answer was lost: %v", err)
 	}
-	// What Apply does from here on: it reads, and finds its own work.
-	b, err = far.before(within(t, 10*time.Second), change)
-	if err != nil || !b.applied(change) {
-		t.Errorf("the change is not recognised as done: %v", err)
+	// Carried out with a switch, and changed by somebody else since: the switch proves it.
+	c := storetest.Set(storetest.Topic(1), storetest.Entry(1, "b", 2), storetest.Entry(1, "a", 3))
+	c.Switch = &switching.Record{ID: "s-1", Topic: storetest.Topic(1), Epoch: 3, Started: time.Unix(7, 0)}
+	result = begin(within(t, 20*time.Second), c)
+	await(t, "the server to carry it out", isNow(*storetest.Entry(1, "a", 3)))
+	apply(t, near, storetest.Set(storetest.Topic(1), storetest.Entry(1, "a", 3), storetest.Entry(1, "b", 4)))
+	cut()
+	if err := <-result; err != nil {
+		t.Errorf("a switch whose answer was lost: %v", err)
 	}
+	// The same without one cannot be decided.
+	result = begin(within(t, 20*time.Second), storetest.Set(storetest.Topic(1), storetest.Entry(1, "b", 4), storetest.Entry(1, "a", 5)))
+	await(t, "the server to carry it out", isNow(*storetest.Entry(1, "a", 5)))
+	apply(t, near, storetest.Set(storetest.Topic(1), storetest.Entry(1, "a", 5), storetest.Entry(1, "b", 6)))
+	cut()
+	if err := <-result; !errors.Is(err, store.ErrUnknown) {
+		t.Errorf("a change whose answer was lost and whose entry has changed since: %v, want ErrUnknown", err)
+	}
+	// The deadline comes before the answer.
+	ctx, cancel := context.WithTimeout(context.Background(), 500*time.Millisecond)
+	err := <-begin(ctx, storetest.Set(storetest.Topic(2), nil, storetest.Entry(2, "a", 1)))
+	cancel()
+	if !errors.Is(err, store.ErrUnavailable) || !errors.Is(err, store.ErrUnknown) {
+		t.Errorf("a write without an answer: %v, want ErrUnavailable and ErrUnknown", err)
+	}
+	cut()
 
-	// Deadline while the answer is held: unknown, and it says so.
+	// The same before anything was written: the outcome is known.
+	await(t, "the connection", func() bool { return far.Status().Connected })
 	relay.HoldReplies()
-	ctx, cancel := context.WithTimeout(context.Background(), 300*time.Millisecond)
-	err = <-lose(ctx, storetest.Set(storetest.Topic(2), nil, storetest.Entry(2, "a", 1)))
+	ctx, cancel = context.WithTimeout(context.Background(), 300*time.Millisecond)
+	err = far.Apply(ctx, storetest.Set(storetest.Topic(3), nil, storetest.Entry(3, "a", 1)))
 	cancel()
 	if !errors.Is(err, store.ErrUnavailable) || errors.Is(err, store.ErrUnknown) {
 		t.Errorf("a read that was not answered: %v, want ErrUnavailable and not ErrUnknown, as nothing was written", err)
@@ -413,13 +432,12 @@ func testLostAnswer(t *testing.T, server *zktest.Server) {
 	var before *route.Entry
 	for epoch := uint64(1); epoch <= 20; epoch++ {
 		after := storetest.Entry(7, "a", epoch)
-		result := lose(within(t, 20*time.Second), storetest.Set(after.Topic, before, after))
+		result := make(chan error, 1)
+		go func() { result <- far.Apply(within(t, 20*time.Second), storetest.Set(after.Topic, before, after)) }()
 		if epoch%2 == 0 {
 			relay.HoldReplies()
 			<-time.After(time.Duration(epoch) * time.Millisecond)
-			relay.Cut()
-			relay.Release()
-			relay.Restore()
+			cut()
 		}
 		if err := <-result; err != nil {
 			t.Fatalf("epoch %d: %v", epoch, err)
@@ -773,6 +791,31 @@ func TestZK08LeaderElectionsKeepOneConnectionAndEveryChange(t *testing.T) {
 	if total != 2 {
 		t.Errorf("two stores have %d connections", total)
 	}
+}
+
+// TestZK08TheDialerKeepsOneConnection: the library forgets the connection of a session that had expired.
+func TestZK08TheDialerKeepsOneConnection(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	d := &dialer{ctx: within(t, 10*time.Second), resolve: net.DefaultResolver.LookupHost, failed: func(string, error) {}}
+	first, err := d.dial("tcp", l.Addr().String(), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	begin := time.Now()
+	if _, err := d.dial("tcp", l.Addr().String(), 0); err != nil {
+		t.Fatal(err)
+	}
+	if time.Since(begin) < dialPause/2 {
+		t.Error("there is no pause between two connections")
+	}
+	if _, err := first.Write([]byte("x")); !errors.Is(err, net.ErrClosed) {
+		t.Errorf("the connection before is still open: %v", err)
+	}
+	d.close()
 }
 
 // TestZK10 uses a node whose number is behind what was delivered, as a lagging follower shows it.

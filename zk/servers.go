@@ -26,7 +26,8 @@ func ParseServers(text string) (Ensemble, error) {
 		return Ensemble{}, fmt.Errorf("ZooKeeper servers %q: "+format+` (want "host:port,host:port/chroot")`, append([]any{text}, args...)...)
 	}
 	rest := strings.TrimSpace(text)
-	if scheme, after, ok := strings.Cut(rest, ":"); ok {
+	// A server may be called zk: then a port follows, and no other server's name.
+	if scheme, after, ok := strings.Cut(rest, ":"); ok && strings.Trim(firstServer(after), "0123456789") != "" {
 		switch scheme {
 		case "zk":
 			rest = strings.TrimPrefix(after, "//")
@@ -66,12 +67,17 @@ func ParseServers(text string) (Ensemble, error) {
 	return e, nil
 }
 
+// firstServer is what comes before the first ',' or '/'; a lone "//" is part of a URL.
+func firstServer(text string) string {
+	if i := strings.IndexAny(text, ",/"); i >= 0 && !strings.HasPrefix(text, "//") {
+		return text[:i]
+	}
+	return text
+}
+
 func serverAddress(server string) (string, error) {
 	if server == "" {
 		return "", errors.New("it is empty")
-	}
-	if strings.ContainsAny(server, " \t@?#") {
-		return "", errors.New("it contains a character that no host name has")
 	}
 	host, port := server, strconv.Itoa(DefaultPort)
 	if strings.HasPrefix(server, "[") && strings.HasSuffix(server, "]") {
@@ -85,6 +91,9 @@ func serverAddress(server string) (string, error) {
 	}
 	if host == "" {
 		return "", errors.New("it has no host")
+	}
+	if strings.ContainsFunc(host, func(r rune) bool { return r <= ' ' || r > '~' || strings.ContainsRune("[]@?#\"'\\<>{}|^`", r) }) {
+		return "", errors.New("it contains a character that no host name has")
 	}
 	if n, err := strconv.Atoi(port); err != nil || n < 1 || n > 65535 {
 		return "", fmt.Errorf("port %q is not between 1 and 65535", port)

@@ -16,6 +16,7 @@ type Relay struct {
 	cut    bool
 	held   chan struct{} // not nil: bytes wait until it is closed
 	oneWay bool          // only those of the server
+	match  func([]byte) bool
 	conns  map[net.Conn]bool
 	made   int
 }
@@ -73,6 +74,14 @@ func (r *Relay) Hold() { r.hold(false) }
 
 // HoldReplies keeps only what the server says back: requests are carried out and nobody hears of it.
 func (r *Relay) HoldReplies() { r.hold(true) }
+
+// HoldRepliesFrom waits for bytes of the client that match says yes to (they arrive as they were written, as a rule) and
+// keeps replies back from there on, until Release.
+func (r *Relay) HoldRepliesFrom(match func(request []byte) bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.match = match
+}
 
 func (r *Relay) hold(oneWay bool) {
 	r.mu.Lock()
@@ -151,6 +160,12 @@ func (r *Relay) copy(dst, src net.Conn, reply bool, both *sync.WaitGroup) {
 	for {
 		n, err := src.Read(buf)
 		r.mu.Lock()
+		if !reply && r.match != nil && r.match(buf[:n]) {
+			r.match, r.oneWay = nil, true
+			if r.held == nil {
+				r.held = make(chan struct{})
+			}
+		}
 		held := r.held
 		if r.oneWay && !reply {
 			held = nil

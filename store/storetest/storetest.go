@@ -502,6 +502,22 @@ func testCompareAndSet(t *testing.T, f *fixture) {
 func testNeighbours(t *testing.T, f *fixture) {
 	one, two := Neighbours()
 	var group sync.WaitGroup
+	for _, scope := range []string{"tenant-1", "tenant-2"} { // rules are neighbours too
+		s := f.open()
+		group.Add(1)
+		go func() {
+			defer group.Done()
+			var before *route.Rule
+			for epoch := uint64(1); epoch <= 25; epoch++ {
+				after := &route.Rule{Scope: scope, Cluster: "a", Epoch: epoch}
+				if err := s.Apply(context.Background(), store.Change{Rules: []store.RuleChange{{Scope: scope, Before: before, After: after}}}); err != nil {
+					t.Errorf("%s: %v", scope, err)
+					return
+				}
+				before = after
+			}
+		}()
+	}
 	for _, topic := range []string{one, two} {
 		s := f.open()
 		group.Add(1)
@@ -523,6 +539,10 @@ func testNeighbours(t *testing.T, f *fixture) {
 		if e, _ := mustEntry(t, f.open(), topic); e.Epoch != 25 {
 			t.Errorf("%s: %+v", topic, e)
 		}
+	}
+	want := []route.Rule{{Scope: "tenant-1", Cluster: "a", Epoch: 25}, {Scope: "tenant-2", Cluster: "a", Epoch: 25}}
+	if rules, err := f.open().Rules(context.Background()); err != nil || !slices.Equal(sortRules(rules), want) {
+		t.Errorf("rules: %+v, %v; want %+v", rules, err, want)
 	}
 }
 
