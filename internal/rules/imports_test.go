@@ -45,6 +45,7 @@ var only = map[string][]string{
 	"github.com/spf13/cobra":          {"pointsman/cmd/pointsman"},
 	"github.com/goccy/go-yaml":        {"pointsman/internal/config", "pointsman/internal/admin", "pointsman/cmd/pointsman"},
 	"github.com/prometheus":           {"pointsman/internal/app", "pointsman/internal/admin", "pointsman/internal/testkit/suite", "pointsman/cmd/pointsman-demo", "pointsman/e2e"},
+	"github.com/HdrHistogram":         {"pointsman/bench"},
 	"github.com/apache/pulsar-client": {"pointsman/internal/testkit/suite", "pointsman/cmd/pointsman-demo", "pointsman/e2e"},
 }
 
@@ -54,6 +55,8 @@ var outside = map[string]string{
 	"pointsman/internal/testkit":      "tests and the demo only",
 	"pointsman/internal/zktest":       "tests only",
 	"testing":                         "tests only",
+	"pointsman/bench":                 "measures the product from outside",
+	"github.com/HdrHistogram":         "benchmarks only",
 	"pgregory.net/rapid":              "tests only",
 	"go.uber.org/goleak":              "tests only",
 	"github.com/puzpuzpuz/xsync":      "benchmarks only",

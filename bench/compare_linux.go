@@ -1,0 +1,418 @@
+package bench
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// Run is one scenario on one target, once.
+type Run struct {
+	Target  string             `json:"target"`
+	Round   int                `json:"round"`
+	Measure map[string]float64 `json:"measures"`
+	Seconds float64            `json:"seconds"` // of the window that was measured
+	Ops     uint64             `json:"operations"`
+
+	// Processor time during the window, as shares of one core.
+	ProxyCores  float64 `json:"proxy_cores"`
+	BrokerCores float64 `json:"broker_cores"`
+	LoadCores   float64 `json:"load_cores"`
+	OtherCores  float64 `json:"other_cores"` // everything else on the machine: a noisy neighbour shows here
+	Load1       float64 `json:"load_average"`
+}
+
+// Result is a comparison: all of its runs and what they say.
+type Result struct {
+	Params  Params                      `json:"params"`
+	Machine Machine                     `json:"machine"`
+	Started time.Time                   `json:"started"`
+	Runs    []Run                       `json:"runs"`
+	Skipped map[string]string           `json:"skipped,omitempty"` // targets that could not be measured, and why
+	Ratios  map[string]map[string]Ratio `json:"ratios"`            // pointsman ÷ peer, by peer and measure
+}
+
+// Machine is where a result was made.
+type Machine struct {
+	CPUs   int    `json:"cpus"`
+	Kernel string `json:"kernel"`
+	Go     string `json:"go"`
+	Commit string `json:"commit"`
+}
+
+// measures are what each scenario is compared by, the most important first; smaller is better in all of them.
+var measures = map[string][]string{
+	"produce": {"cpu_per_message", "switches_per_message"},
+	"consume": {"cpu_per_message", "switches_per_message"},
+	"rate":    {"added_p50", "cpu_per_message", "switches_per_message", "p50", "p99"},
+	"lookup":  {"cpu_per_100k_lookups", "p50", "p99", "broker_connections"},
+	"churn":   {"cpu_per_10k_cycles", "p50"},
+	"hold":    {"kib_per_connection", "files_per_connection"},
+	"stall":   {"rss_growth_mib", "p99_growth"},
+}
+
+// units are the measures' units, for the tables.
+var units = map[string]string{
+	"cpu_per_message": "µs", "switches_per_message": "", "added_p50": "µs", "p50": "µs", "p99": "µs", "cpu_per_100k_lookups": "s", "broker_connections": "",
+	"cpu_per_10k_cycles": "s", "kib_per_connection": "KiB", "files_per_connection": "", "rss_growth_mib": "MiB", "p99_growth": "×",
+}
+
+// javaWarmup is how long the official proxy is warmed before it is measured, for its compilers.
+const javaWarmup = 20 * time.Second
+
+// Compare runs a scenario over all targets, interleaved (A B C A B C …), and sums it up.
+func Compare(lab *Lab, p Params, names []string, repeat int, progress io.Writer) (*Result, error) {
+	p = p.withDefaults()
+	if measures[p.Scenario] == nil {
+		return nil, fmt.Errorf("scenario %q cannot be compared: want one of %v", p.Scenario, comparables())
+	}
+	for _, name := range names {
+		if !slices.Contains(Targets, name) {
+			return nil, fmt.Errorf("target %q: want some of %v", name, Targets)
+		}
+	}
+	if p.Scenario == "rate" && !slices.Contains(names, "direct") {
+		names = append([]string{"direct"}, names...) // what is added is counted from it
+	}
+	if fresh(p.Scenario) {
+		names = slices.DeleteFunc(slices.Clone(names), func(name string) bool { return name == "direct" })
+	}
+	r := &Result{Params: p, Machine: lab.machine(), Started: time.Now().UTC(), Skipped: map[string]string{}}
+	const perPort = 20_000 // connections from one address to one port, with room
+	broker, addrs, err := lab.startBroker(BrokerConfig{Ports: 1 + p.Connections/perPort, Size: p.Size})
+	if err != nil {
+		return nil, err
+	}
+	defer broker.stop()
+	live := map[string]*target{}
+	defer func() {
+		for _, t := range live {
+			t.stop()
+		}
+	}()
+	for round := range repeat {
+		for _, name := range names {
+			if r.Skipped[name] != "" {
+				continue
+			}
+			t := live[name]
+			if t == nil {
+				if t, err = lab.startTarget(name, addrs, nil); err != nil {
+					var no *unavailable
+					if !errors.As(err, &no) {
+						return nil, err
+					}
+					r.Skipped[name] = err.Error()
+					fmt.Fprintf(progress, "######## %s IS SKIPPED: %v\n", name, err)
+					continue
+				}
+				live[name] = t
+				if name == "java-proxy" && !fresh(p.Scenario) {
+					warm := p
+					warm.Warmup, warm.Duration = javaWarmup, 100*time.Millisecond
+					if _, err := measure(t, broker, warm); err != nil {
+						return nil, fmt.Errorf("%s, warming up: %w", name, err)
+					}
+				}
+			}
+			run, err := measure(t, broker, p)
+			if err != nil {
+				return nil, fmt.Errorf("%s on %s: %w", p.Scenario, name, err)
+			}
+			run.Target, run.Round = name, round
+			r.Runs = append(r.Runs, run)
+			fmt.Fprintf(progress, "%s %s\n", p.Label(), run)
+			if fresh(p.Scenario) {
+				t.stop()
+				delete(live, name)
+			}
+		}
+	}
+	r.addOverDirect()
+	r.sum()
+	return r, nil
+}
+
+// fresh tells whether a scenario needs a new process for each run, because memory that was taken once is kept.
+func fresh(scenario string) bool { return scenario == "hold" || scenario == "stall" }
+
+func comparables() (names []string) {
+	for _, s := range Scenarios {
+		if measures[s] != nil {
+			names = append(names, s)
+		}
+	}
+	return names
+}
+
+// measure runs a load against a target once.
+func measure(t *target, broker *process, p Params) (run Run, err error) {
+	run.Measure = map[string]float64{}
+	var before footprint
+	if fresh(p.Scenario) {
+		// What the first connections cost once (threads, code that was not touched yet) is no cost per connection.
+		first := p
+		first.Scenario, first.Connections, first.Warmup, first.Duration = "produce", 50, 0, 300*time.Millisecond
+		if _, err := measure(t, broker, first.withDefaults()); err != nil {
+			return run, err
+		}
+		if before, err = settled(t.proc.pid()); err != nil {
+			return run, err
+		}
+	}
+	brokerBefore, err := processFootprint(broker.pid())
+	if err != nil {
+		return run, err
+	}
+	l, err := startLoad(p, t.addr)
+	if err != nil {
+		return run, err
+	}
+	defer l.close()
+	if err := l.base().runFor(p.Warmup); err != nil {
+		return run, err
+	}
+	l.base().reset()
+	if s, ok := l.(*stallLoad); ok {
+		if err := s.before(); err != nil {
+			return run, err
+		}
+	}
+	w, err := openWindow(t, broker)
+	if err != nil {
+		return run, err
+	}
+	if err := l.base().runFor(p.Duration); err != nil {
+		return run, err
+	}
+	if err := w.close(&run); err != nil {
+		return run, err
+	}
+	run.Ops = l.base().done
+	ops := float64(run.Ops)
+	if run.Ops == 0 && p.Scenario != "hold" {
+		return run, errors.New("nothing was done in the whole window")
+	}
+	m := run.Measure
+	m["ops_per_second"] = ops / run.Seconds
+	if h := l.base().latency; h.TotalCount() > 0 {
+		m["p50"], m["p99"], m["max"] = micros(h.ValueAtQuantile(50)), micros(h.ValueAtQuantile(99)), micros(h.Max())
+	}
+	if t.proc == nil {
+		return run, nil
+	}
+	after, err := processFootprint(t.proc.pid())
+	if err != nil {
+		return run, err
+	}
+	m["rss_mib"], m["pss_mib"] = float64(after.RSS)/1024, float64(after.PSS)/1024
+	cpu := w.cpu.Seconds()
+	switch p.Scenario {
+	case "produce", "consume", "rate":
+		m["cpu_per_message"], m["switches_per_message"] = cpu*1e6/ops, float64(w.switches)/ops
+		m["cpu_per_gb"] = cpu / (ops * float64(p.Size) / 1e9)
+	case "lookup":
+		m["cpu_per_100k_lookups"] = cpu * 1e5 / ops
+		now, err := processFootprint(broker.pid())
+		if err != nil {
+			return run, err
+		}
+		m["broker_connections"] = float64(now.Files - brokerBefore.Files)
+	case "churn":
+		m["cpu_per_10k_cycles"] = cpu * 1e4 / ops
+	case "hold":
+		n := float64(p.Connections)
+		m["kib_per_connection"] = float64(after.PSS-before.PSS) / n
+		m["files_per_connection"] = float64(after.Files-before.Files) / n
+	case "stall":
+		m["rss_growth_mib"] = max(float64(after.RSS-before.RSS)/1024, 0.1)
+		m["p99_growth"] = m["p99"] / l.(*stallLoad).quiet
+	}
+	return run, nil
+}
+
+// settled is the footprint of a process once its connections are closed.
+func settled(pid int) (f footprint, err error) {
+	const polls, pause = 50, 100 * time.Millisecond
+	for range polls {
+		last := f
+		if f, err = processFootprint(pid); err != nil || f.Files == last.Files {
+			return f, err
+		}
+		time.Sleep(pause)
+	}
+	return f, fmt.Errorf("process %d still opens or closes files after %s", pid, polls*pause)
+}
+
+// before measures the healthy traffic alone, then lets the others stall.
+func (l *stallLoad) before() error {
+	if err := l.runFor(l.p.Duration / 2); err != nil {
+		return err
+	}
+	l.quiet = micros(l.latency.ValueAtQuantile(99))
+	l.reset()
+	return l.addStalled()
+}
+
+func micros(ns int64) float64 { return float64(ns) / 1e3 }
+
+// window is a stretch of time over which processor time is attributed.
+type window struct {
+	target, broker *process
+	at             time.Time
+	start          [3]usage // proxy, broker, load
+	busy           time.Duration
+
+	// Of the proxy, after close.
+	cpu      time.Duration
+	switches int64
+}
+
+func (w *window) read() (u [3]usage, busy time.Duration, err error) {
+	if w.target != nil {
+		if u[0], err = processUsage(w.target.pid()); err != nil {
+			return u, 0, fmt.Errorf("the proxy: %w\n%s", err, w.target.logTail())
+		}
+	}
+	if u[1], err = processUsage(w.broker.pid()); err != nil {
+		return u, 0, fmt.Errorf("the fake broker: %w\n%s", err, w.broker.logTail())
+	}
+	if u[2], err = processUsage(os.Getpid()); err != nil {
+		return u, 0, err
+	}
+	busy, err = machineBusy()
+	return u, busy, err
+}
+
+func openWindow(t *target, broker *process) (w *window, err error) {
+	w = &window{target: t.proc, broker: broker}
+	w.start, w.busy, err = w.read()
+	w.at = time.Now()
+	return w, err
+}
+
+func (w *window) close(run *Run) error {
+	took := time.Since(w.at)
+	end, busy, err := w.read()
+	if err != nil {
+		return err
+	}
+	share := func(i int) float64 { return (end[i].cpu - w.start[i].cpu).Seconds() / took.Seconds() }
+	w.cpu, w.switches = end[0].cpu-w.start[0].cpu, end[0].switches-w.start[0].switches
+	run.Seconds = took.Seconds()
+	run.ProxyCores, run.BrokerCores, run.LoadCores = share(0), share(1), share(2)
+	run.OtherCores = max((busy-w.busy).Seconds()/took.Seconds()-run.ProxyCores-run.BrokerCores-run.LoadCores, 0)
+	run.Load1 = loadAverage()
+	return nil
+}
+
+// addOverDirect adds what each target adds to the median latency of direct in the same round.
+func (r *Result) addOverDirect() {
+	if r.Params.Scenario != "rate" {
+		return
+	}
+	base := map[int]float64{}
+	for _, run := range r.Runs {
+		if run.Target == "direct" {
+			base[run.Round] = run.Measure["p50"]
+		}
+	}
+	for _, run := range r.Runs {
+		if run.Target != "direct" {
+			run.Measure["added_p50"] = run.Measure["p50"] - base[run.Round]
+		}
+	}
+}
+
+// values are a measure of a target, by round.
+func (r *Result) values(name, measure string) (v []float64) {
+	for _, run := range r.Runs {
+		if x, ok := run.Measure[measure]; ok && run.Target == name {
+			v = append(v, x)
+		}
+	}
+	return v
+}
+
+// targets are those that were measured, in order.
+func (r *Result) targets() (names []string) {
+	for _, run := range r.Runs {
+		if !slices.Contains(names, run.Target) {
+			names = append(names, run.Target)
+		}
+	}
+	return names
+}
+
+// sum fills in the ratios of Pointsman to every other target.
+func (r *Result) sum() {
+	r.Ratios = map[string]map[string]Ratio{}
+	for _, name := range r.targets() {
+		if name == "pointsman" {
+			continue
+		}
+		for _, m := range measures[r.Params.Scenario] {
+			if ratio, ok := pairedRatio(r.values("pointsman", m), r.values(name, m)); ok {
+				if r.Ratios[name] == nil {
+					r.Ratios[name] = map[string]Ratio{}
+				}
+				r.Ratios[name][m] = ratio
+			}
+		}
+	}
+}
+
+func (run Run) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "round %d %-13s", run.Round+1, run.Target)
+	for _, m := range append([]string{"ops_per_second"}, slices.Sorted(maps.Keys(units))...) {
+		if v, ok := run.Measure[m]; ok {
+			fmt.Fprintf(&b, " %s=%s%s", m, number(v), units[m])
+		}
+	}
+	fmt.Fprintf(&b, " [cores: proxy %.2f broker %.2f load %.2f other %.2f; load average %.1f]", run.ProxyCores, run.BrokerCores, run.LoadCores, run.OtherCores, run.Load1)
+	return b.String()
+}
+
+// WriteRaw keeps everything under bench/results, in a file named after the case and the time.
+func (r *Result) WriteRaw(root string) (file string, err error) {
+	dir := filepath.Join(root, "bench", "results")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return "", err
+	}
+	text, err := json.MarshalIndent(r, "", " ")
+	if err != nil {
+		return "", err
+	}
+	file = filepath.Join(dir, r.Started.Format("20060102T150405")+"-"+strings.ReplaceAll(r.Params.Label(), " ", "-")+".json")
+	return file, os.WriteFile(file, append(text, '\n'), 0o644)
+}
+
+func (l *Lab) machine() Machine {
+	m := Machine{CPUs: runtime.NumCPU(), Go: runtime.Version()}
+	var u syscall.Utsname
+	if syscall.Uname(&u) == nil {
+		for _, c := range u.Release {
+			if c == 0 {
+				break
+			}
+			m.Kernel += string(rune(c))
+		}
+	}
+	cmd := exec.Command("git", "describe", "--always", "--dirty")
+	cmd.Dir = l.Root
+	if out, err := cmd.Output(); err == nil {
+		m.Commit = strings.TrimSpace(string(out))
+	}
+	return m
+}

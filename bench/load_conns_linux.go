@@ -1,0 +1,235 @@
+package bench
+
+import (
+	"fmt"
+	"net/netip"
+	"time"
+
+	"pointsman/codec"
+)
+
+// churnLoad connects, looks one topic up and closes, on as many connections at a time as p says.
+type churnLoad struct {
+	tally
+	addr    netip.AddrPort
+	connect []byte
+	tmpl    lookupTemplate
+	cycles  int
+	start   time.Time
+}
+
+// cycle is one connection of a churnLoad.
+type cycle struct {
+	load  *churnLoad
+	begun time.Duration
+}
+
+func newChurnLoad(p Params, addr netip.AddrPort) (*churnLoad, error) {
+	t, err := newTally()
+	if err != nil {
+		return nil, err
+	}
+	l := &churnLoad{tally: t, addr: addr, connect: connectFrame(""), tmpl: newLookupTemplate(), start: time.Now()}
+	for range p.Connections {
+		l.begin()
+	}
+	return l, l.err
+}
+
+func (l *churnLoad) close() { l.loop.close() }
+
+func (l *churnLoad) begin() {
+	fd, err := dial(l.addr, l.cycles, true)
+	if err != nil {
+		l.fail(err)
+		return
+	}
+	l.cycles++
+	c, err := l.loop.add(fd, &cycle{load: l, begun: time.Since(l.start)})
+	if err != nil {
+		l.fail(err)
+		return
+	}
+	c.send(l.connect)
+}
+
+func (c *cycle) frame(k *conn, h codec.Head, cmd []byte) {
+	l := c.load
+	switch h.Type {
+	case codec.TypeConnected:
+		k.send(l.tmpl.set(l.cycles%1_000_000, firstID))
+	case codec.TypeLookupResponse:
+		if response, _ := subField(cmd, h.Type, 3); int32(response) != codec.LookupConnect {
+			l.fail(fmt.Errorf("a LOOKUP was answered with an error or a redirect"))
+			return
+		}
+		took := time.Since(l.start) - c.begun
+		l.record(took)
+		l.done++
+		k.close()
+		l.begin()
+	default:
+		l.fail(fmt.Errorf("a new connection received %s", h.Type))
+	}
+}
+
+func (c *cycle) flush(*conn) {}
+
+func (c *cycle) writable(*conn) {}
+
+func (c *cycle) closed(_ *conn, err error) {
+	c.load.fail(fmt.Errorf("a new connection ended before its LOOKUP was answered: %w", err))
+}
+
+// holdLoad keeps bridged connections with one producer each that do nothing but answer PINGs.
+type holdLoad struct {
+	tally
+	held int
+}
+
+type holding struct{ load *holdLoad }
+
+func newHoldLoad(p Params, addr netip.AddrPort) (*holdLoad, error) {
+	t, err := newTally()
+	if err != nil {
+		return nil, err
+	}
+	l := &holdLoad{tally: t}
+	links, err := bridges(addr, p.Connections, func(k *link, i int) error { return k.producer(benchTopic(i), 0) })
+	if err != nil {
+		l.loop.close()
+		return nil, err
+	}
+	for i, k := range links {
+		if _, err := l.loop.add(k.fd, holding{l}); err != nil {
+			closeLinks(links[i:])
+			l.loop.close()
+			return nil, err
+		}
+	}
+	l.held = len(links)
+	return l, nil
+}
+
+func (l *holdLoad) close() { l.loop.close() }
+
+func (c holding) frame(k *conn, h codec.Head, _ []byte) {
+	if h.Type == codec.TypePing {
+		k.send(pongFrame)
+	}
+}
+
+func (c holding) flush(*conn) {}
+
+func (c holding) writable(*conn) {}
+
+func (c holding) closed(_ *conn, err error) {
+	c.load.fail(fmt.Errorf("an idle connection ended: %w", err))
+}
+
+// stallLoad is open-loop traffic that goes on while other peers stop reading: see addStalled.
+type stallLoad struct {
+	*produceLoad
+	p       Params
+	addr    netip.AddrPort
+	lookups lookupTemplate
+	floods  []*flooding
+	quiet   float64 // p99 of the healthy traffic before anybody stalled, in µs
+	turn    int
+}
+
+func newStallLoad(p Params, addr netip.AddrPort) (*stallLoad, error) {
+	healthy, err := newProduceLoad(p, addr)
+	if err != nil {
+		return nil, err
+	}
+	return &stallLoad{produceLoad: healthy, p: p, addr: addr, lookups: newLookupTemplate()}, nil
+}
+
+// stallPermits is how many messages a consumer asks for that will never read them.
+const stallPermits = 1000
+
+// addStalled opens the peers that never read: consumers with permits for large messages, or connections that write
+// LOOKUPs for as long as the proxy takes them.
+func (l *stallLoad) addStalled() error {
+	p := l.p
+	p.Connections, p.Producers = p.Stalled, 1
+	if p.Stall == "consumers" {
+		links, err := consumers(l.addr, p)
+		if err != nil {
+			return err
+		}
+		for _, k := range links {
+			c, err := l.loop.add(k.fd, stalled{})
+			if err != nil {
+				return err
+			}
+			c.mute = true
+			c.send(flowFrame(nil, 0, stallPermits))
+		}
+		return nil
+	}
+	if p.Stall != "lookups" {
+		return fmt.Errorf("stall %q: want consumers or lookups", p.Stall)
+	}
+	links, err := connections(l.addr, p.Connections)
+	if err != nil {
+		return err
+	}
+	for i, k := range links {
+		f := &flooding{load: l, next: firstID, topic: i * 1000}
+		if f.conn, err = l.loop.add(k.fd, f); err != nil {
+			return err
+		}
+		f.conn.mute = true
+		l.floods = append(l.floods, f)
+	}
+	l.loop.tick = l.flood
+	return nil
+}
+
+// flood adds, at each tick of the pacer, some LOOKUPs on the next connection that takes them.
+func (l *stallLoad) flood() {
+	l.pace()
+	for range l.floods {
+		f := l.floods[l.turn%len(l.floods)]
+		l.turn++
+		if !f.conn.full && !f.conn.ended {
+			f.write()
+			return
+		}
+	}
+}
+
+// stalled is a peer that never reads.
+type stalled struct{}
+
+func (stalled) frame(*conn, codec.Head, []byte) {}
+func (stalled) flush(*conn)                     {}
+func (stalled) writable(*conn)                  {}
+
+// closed is no failure: a proxy may cut off who never reads.
+func (stalled) closed(*conn, error) {}
+
+// flooding writes LOOKUPs and never reads.
+type flooding struct {
+	stalled
+	load  *stallLoad
+	conn  *conn
+	next  uint64
+	topic int
+	buf   []byte
+}
+
+// floodBatch is how many LOOKUPs a connection writes at once.
+const floodBatch = 20
+
+func (f *flooding) write() {
+	f.buf = f.buf[:0]
+	for range floodBatch {
+		f.buf = append(f.buf, f.load.lookups.set(f.topic%f.load.p.Topics, f.next)...)
+		f.topic++
+		f.next++
+	}
+	f.conn.send(f.buf)
+}

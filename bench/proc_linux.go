@@ -1,0 +1,129 @@
+package bench
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// usage is what the kernel accounts to a process, or to the machine, up to now.
+type usage struct {
+	cpu      time.Duration // user and system time
+	switches int64         // context switches of all threads, voluntary and not
+}
+
+// tickLength is the unit of /proc/PID/stat: USER_HZ is 100 on every Linux that Go runs on.
+const tickLength = 10 * time.Millisecond
+
+// processUsage reads the CPU time (all threads, ended ones included) and context switches (living ones) of a process.
+func processUsage(pid int) (u usage, err error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return u, fmt.Errorf("the process is gone: %w", err)
+	}
+	ticks, err := parseStat(text)
+	if err != nil {
+		return u, err
+	}
+	u.cpu = time.Duration(ticks) * tickLength
+	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", pid))
+	if err != nil {
+		return u, err
+	}
+	for _, file := range tasks {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			continue // a thread that has just ended
+		}
+		u.switches += statusField(text, "voluntary_ctxt_switches:") + statusField(text, "nonvoluntary_ctxt_switches:")
+	}
+	return u, nil
+}
+
+// parseStat takes utime and stime, in ticks, from a line of /proc/PID/stat. The name in it may contain anything.
+func parseStat(line []byte) (ticks int64, err error) {
+	_, rest, ok := bytes.Cut(line[max(bytes.LastIndexByte(line, ')'), 0):], []byte(" "))
+	fields := strings.Fields(string(rest))
+	const utime, stime = 11, 12 // counted from the state, the field after the name
+	if !ok || len(fields) <= stime {
+		return 0, fmt.Errorf("/proc/PID/stat cannot be read: %q", line)
+	}
+	for _, f := range fields[utime : stime+1] {
+		n, err := strconv.ParseInt(f, 10, 64)
+		if err != nil {
+			return 0, fmt.Errorf("/proc/PID/stat cannot be read: %w", err)
+		}
+		ticks += n
+	}
+	return ticks, nil
+}
+
+// statusField is a number from a line of /proc/PID/status or smaps_rollup, 0 when there is none.
+func statusField(text []byte, name string) int64 {
+	for line := range strings.Lines(string(text)) {
+		if rest, ok := strings.CutPrefix(line, name); ok {
+			fields := strings.Fields(rest)
+			if len(fields) == 0 {
+				return 0
+			}
+			n, _ := strconv.ParseInt(fields[0], 10, 64)
+			return n
+		}
+	}
+	return 0
+}
+
+// footprint is the memory of a process in KiB, and its open descriptors.
+type footprint struct {
+	RSS   int64 `json:"rss_kib"`
+	PSS   int64 `json:"pss_kib"`
+	Files int   `json:"files"`
+}
+
+func processFootprint(pid int) (f footprint, err error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
+	if err != nil {
+		return f, fmt.Errorf("the process is gone: %w", err)
+	}
+	f.RSS, f.PSS = statusField(text, "Rss:"), statusField(text, "Pss:")
+	files, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
+	f.Files = len(files)
+	return f, err
+}
+
+// machineBusy is the time that all processors together spent on anything, stolen time included.
+func machineBusy() (time.Duration, error) {
+	text, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		return 0, err
+	}
+	line, _, _ := strings.Cut(string(text), "\n")
+	busy := int64(0)
+	const idle, iowait, guest = 3, 4, 8 // guest time is part of user time
+	for i, f := range strings.Fields(strings.TrimPrefix(line, "cpu ")) {
+		if i == idle || i == iowait || i >= guest {
+			continue
+		}
+		n, err := strconv.ParseInt(f, 10, 64)
+		if err != nil {
+			return 0, fmt.Errorf("/proc/stat cannot be read: %w", err)
+		}
+		busy += n
+	}
+	return time.Duration(busy) * tickLength, nil
+}
+
+// loadAverage is that of the last minute.
+func loadAverage() float64 {
+	text, err := os.ReadFile("/proc/loadavg")
+	if err != nil {
+		return 0
+	}
+	first, _, _ := strings.Cut(string(text), " ")
+	v, _ := strconv.ParseFloat(first, 64)
+	return v
+}

@@ -1,0 +1,48 @@
+package bench
+
+import (
+	"io"
+	"net"
+	"sync/atomic"
+)
+
+// copyBuffer is the buffer of a relay that copies through user space: the one of io.Copy.
+const copyBuffer = 32 << 10
+
+// Relay is the plainest TCP proxy that Go can write, a peer to compare with: two goroutines per connection, each in
+// io.Copy, which splices inside the kernel on Linux, or with user set through a buffer. It accepts until ln is closed.
+func Relay(ln net.Listener, brokers []string, user bool) error {
+	var turn atomic.Uint64
+	for {
+		client, err := ln.Accept()
+		if err != nil {
+			return err
+		}
+		go func() {
+			defer client.Close()
+			broker, err := net.Dial("tcp", brokers[turn.Add(1)%uint64(len(brokers))])
+			if err != nil {
+				return
+			}
+			defer broker.Close()
+			ended := make(chan struct{})
+			go func() {
+				defer close(ended)
+				relayOne(broker, client, user)
+			}()
+			relayOne(client, broker, user)
+			<-ended
+		}()
+	}
+}
+
+// relayOne copies src to dst until either ends, and then ends the writing side of dst.
+func relayOne(dst, src net.Conn, user bool) {
+	if user {
+		// Wrapped, so that neither side offers a shortcut.
+		_, _ = io.CopyBuffer(struct{ io.Writer }{dst}, struct{ io.Reader }{src}, make([]byte, copyBuffer))
+	} else {
+		_, _ = io.Copy(dst, src)
+	}
+	_ = dst.(*net.TCPConn).CloseWrite()
+}

@@ -1,0 +1,181 @@
+package bench
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Label names the case in a few words.
+func (p Params) Label() string {
+	switch p.Scenario {
+	case "produce", "consume":
+		return fmt.Sprintf("%s %s %d connections%s", p.Scenario, sizeText(p.Size), p.Connections, p.perConnection())
+	case "rate":
+		return fmt.Sprintf("rate %d/s %s %d connections", p.Rate, sizeText(p.Size), p.Connections)
+	case "lookup":
+		return fmt.Sprintf("lookup %d × %d", p.Connections, p.Window)
+	case "churn":
+		return fmt.Sprintf("churn %d at a time", p.Connections)
+	case "hold":
+		return fmt.Sprintf("hold %d connections", p.Connections)
+	case "stall":
+		return fmt.Sprintf("stall %d %s", p.Stalled, p.Stall)
+	}
+	return p.Scenario
+}
+
+func (p Params) perConnection() string {
+	if p.Producers == 1 {
+		return ""
+	}
+	return fmt.Sprintf(" × %d", p.Producers)
+}
+
+// sizeText writes a size as parseSize of the command line reads it.
+func sizeText(n int) string {
+	switch {
+	case n >= 1<<20 && n%(1<<20) == 0:
+		return strconv.Itoa(n>>20) + "MiB"
+	case n >= 1<<10 && n%(1<<10) == 0:
+		return strconv.Itoa(n>>10) + "KiB"
+	}
+	return strconv.Itoa(n) + "B"
+}
+
+// number writes three digits, or whole numbers from 100 on.
+func number(v float64) string {
+	switch a := math.Abs(v); {
+	case math.IsNaN(v):
+		return "–"
+	case a >= 100:
+		return strconv.FormatFloat(v, 'f', 0, 64)
+	case a >= 10:
+		return strconv.FormatFloat(v, 'f', 1, 64)
+	case a >= 1 || v == 0:
+		return strconv.FormatFloat(v, 'f', 2, 64)
+	}
+	return strconv.FormatFloat(v, 'g', 2, 64)
+}
+
+// Table is the comparison for people, in Markdown: medians, and Pointsman's ratios with their intervals.
+func (r *Result) Table() string {
+	var b strings.Builder
+	names := r.targets()
+	fmt.Fprintf(&b, "| %s |", r.Params.Label())
+	for _, name := range names {
+		fmt.Fprintf(&b, " %s |", name)
+	}
+	b.WriteString("\n|---|" + strings.Repeat("---|", len(names)) + "\n")
+	rows := slices.Clone(measures[r.Params.Scenario])
+	switch r.Params.Scenario {
+	case "produce", "consume", "lookup", "churn":
+		rows = append(rows, "ops_per_second", "rss_mib")
+	}
+	for _, m := range rows {
+		fmt.Fprintf(&b, "| %s |", strings.TrimSuffix(strings.ReplaceAll(m, "_", " ")+", "+units[m], ", "))
+		for _, name := range names {
+			if v := r.values(name, m); len(v) > 0 {
+				fmt.Fprintf(&b, " %s |", number(medianOf(v)))
+			} else {
+				b.WriteString(" |")
+			}
+		}
+		b.WriteString("\n")
+		if !slices.Contains(measures[r.Params.Scenario], m) {
+			continue
+		}
+		fmt.Fprintf(&b, "| &nbsp; pointsman ÷ peer |")
+		for _, name := range names {
+			if ratio, ok := r.Ratios[name][m]; ok {
+				fmt.Fprintf(&b, " %s |", ratio)
+			} else {
+				b.WriteString(" |")
+			}
+		}
+		b.WriteString("\n")
+	}
+	other, load := r.noise()
+	fmt.Fprintf(&b, "\n%d rounds; others used %s cores (most in one run: %s); load average %s.\n", r.rounds(), number(medianOf(other)), number(slices.Max(other)), number(medianOf(load)))
+	for _, name := range slices.Sorted(maps.Keys(r.Skipped)) {
+		fmt.Fprintf(&b, "**%s was skipped**: %s.\n", name, r.Skipped[name])
+	}
+	return b.String()
+}
+
+// String is the ratio with its interval, and the word for a difference that is none.
+func (r Ratio) String() string {
+	s := fmt.Sprintf("%s (%s–%s)", number(r.Median), number(r.Lo), number(r.Hi))
+	if r.Tie() {
+		s += " tie"
+	}
+	return s
+}
+
+// noise is what else the machine did during each run.
+func (r *Result) noise() (other, load []float64) {
+	for _, run := range r.Runs {
+		other, load = append(other, run.OtherCores), append(load, run.Load1)
+	}
+	if len(other) == 0 {
+		return []float64{math.NaN()}, []float64{math.NaN()}
+	}
+	return other, load
+}
+
+func (r *Result) rounds() (n int) {
+	for _, run := range r.Runs {
+		n = max(n, run.Round+1)
+	}
+	return n
+}
+
+// Line is the comparison as one line of JSON for scripts: per peer each measure's median ratio, with its interval under
+// "<measure>_spread" ("spread" for the scenario's first), and the medians of all targets under "medians".
+func (r *Result) Line() (string, error) {
+	ratios := map[string]map[string]any{}
+	for name, byMeasure := range r.Ratios {
+		one := map[string]any{}
+		for m, ratio := range byMeasure {
+			spread := []float64{round4(ratio.Lo), round4(ratio.Hi)}
+			one[m], one[m+"_spread"] = round4(ratio.Median), spread
+			if m == measures[r.Params.Scenario][0] {
+				one["spread"], one["pairs"], one["coverage"] = spread, ratio.Pairs, round4(ratio.Coverage)
+			}
+		}
+		ratios[name] = one
+	}
+	medians := map[string]map[string]float64{}
+	for _, run := range r.Runs {
+		if medians[run.Target] != nil {
+			continue
+		}
+		medians[run.Target] = map[string]float64{}
+		for m := range run.Measure {
+			medians[run.Target][m] = round4(medianOf(r.values(run.Target, m)))
+		}
+	}
+	other, load := r.noise()
+	line, err := json.Marshal(struct {
+		Scenario    string                        `json:"scenario"`
+		Label       string                        `json:"label"`
+		Size        int                           `json:"size"`
+		Connections int                           `json:"connections"`
+		Ratios      map[string]map[string]any     `json:"ratios"`
+		Medians     map[string]map[string]float64 `json:"medians"`
+		Skipped     map[string]string             `json:"skipped,omitempty"`
+		Other       float64                       `json:"other_cores"`
+		Load1       float64                       `json:"load_average"`
+	}{r.Params.Scenario, r.Params.Label(), r.Params.Size, r.Params.Connections, ratios, medians, r.Skipped, round4(medianOf(other)), round4(medianOf(load))})
+	return string(line), err
+}
+
+// round4 keeps four digits: more would only look exact.
+func round4(v float64) float64 {
+	f, _ := strconv.ParseFloat(strconv.FormatFloat(v, 'g', 4, 64), 64)
+	return f
+}

@@ -1,0 +1,204 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"net"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"pointsman/bench"
+)
+
+const usage = `pointsman-bench measures proxies for the Pulsar protocol side by side.
+
+  compare   one scenario over several targets, interleaved; prints a table of ratios
+  standard  the standard set; writes the tables of BENCHMARKS.md (at most 20 minutes)
+  switch    topics moved under load: evictions per second and the gap that clients see
+  routes    the route table in process: load, change, decide
+  broker    the fake broker (compare starts it by itself)
+  relay     the plain Go relay (compare starts it by itself)
+
+pointsman-bench COMMAND -h lists the flags.`
+
+func run(args []string) error {
+	if len(args) == 0 {
+		return errors.New("no command\n\n" + usage)
+	}
+	commands := map[string]func([]string) error{"compare": compare, "standard": standard, "switch": switches, "routes": routes, "broker": broker, "relay": relay}
+	command := commands[args[0]]
+	if command == nil {
+		return fmt.Errorf("unknown command %q\n\n%s", args[0], usage)
+	}
+	err := command(args[1:])
+	if errors.Is(err, flag.ErrHelp) {
+		return nil
+	}
+	return err
+}
+
+func broker(args []string) error {
+	f := flag.NewFlagSet("broker", flag.ContinueOnError)
+	ports := f.Int("ports", 1, "listening ports; lookups name one after the other")
+	size := sizeFlag(f, "size", 1024, "payload of the messages that consumers get")
+	if err := f.Parse(args); err != nil {
+		return err
+	}
+	b, err := bench.NewBroker(bench.BrokerConfig{Ports: *ports, Size: *size})
+	if err != nil {
+		return err
+	}
+	fmt.Println(strings.Join(b.Addrs(), ","))
+	return b.Run()
+}
+
+func relay(args []string) error {
+	f := flag.NewFlagSet("relay", flag.ContinueOnError)
+	listen := f.String("listen", "127.0.0.1:0", "address")
+	to := f.String("to", "", "brokers, with commas between them")
+	user := f.Bool("copy", false, "copy through user space")
+	if err := f.Parse(args); err != nil {
+		return err
+	}
+	ln, err := net.Listen("tcp", *listen)
+	if err != nil {
+		return err
+	}
+	return bench.Relay(ln, strings.Split(*to, ","), *user)
+}
+
+// loadFlags are the parameters of a load.
+func loadFlags(f *flag.FlagSet) func() bench.Params {
+	var p bench.Params
+	f.StringVar(&p.Scenario, "scenario", "produce", "one of "+strings.Join(bench.Scenarios, ", "))
+	f.IntVar(&p.Connections, "connections", 0, "client connections (0: the scenario's default)")
+	f.IntVar(&p.Producers, "producers", 0, "producers or consumers per connection")
+	f.IntVar(&p.Window, "window", 0, "operations in flight per connection")
+	f.IntVar(&p.Rate, "rate", 0, "messages per second, for rate and stall")
+	f.StringVar(&p.Stall, "stall", "", "what stalls: consumers or lookups")
+	f.IntVar(&p.Stalled, "stalled", 0, "peers that stop reading")
+	f.DurationVar(&p.Warmup, "warmup", 0, "before each measurement")
+	f.DurationVar(&p.Duration, "duration", 0, "of each measurement")
+	size := sizeFlag(f, "size", 0, "payload of a message, as in 100B, 1KiB, 1MiB")
+	return func() bench.Params {
+		p.Size = *size
+		return p
+	}
+}
+
+func sizeFlag(f *flag.FlagSet, name string, value int, usage string) *int {
+	f.Func(name, usage, func(text string) (err error) {
+		value, err = parseSize(text)
+		return err
+	})
+	return &value
+}
+
+func parseSize(text string) (int, error) {
+	digits, unit := text, 1
+	for _, u := range []struct {
+		name  string
+		bytes int
+	}{{"KiB", 1 << 10}, {"MiB", 1 << 20}, {"B", 1}} {
+		if d, ok := strings.CutSuffix(text, u.name); ok {
+			digits, unit = d, u.bytes
+			break
+		}
+	}
+	n, err := strconv.Atoi(digits)
+	if err != nil || n <= 0 {
+		return 0, fmt.Errorf("size %q: want a number with B, KiB or MiB", text)
+	}
+	return n * unit, nil
+}
+
+// inLab runs f in a new lab, which ends with the process's children whatever happens.
+func inLab(root string, f func(lab *bench.Lab) error) error {
+	if root == "" {
+		var err error
+		if root, err = findRoot(); err != nil {
+			return err
+		}
+	}
+	lab, err := bench.NewLab(root)
+	if err != nil {
+		return err
+	}
+	defer lab.Close()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	done := make(chan struct{})
+	defer close(done)
+	go func() {
+		select {
+		case <-ctx.Done():
+			lab.Remove()
+			os.Exit(130) // the kernel ends the children with us
+		case <-done:
+		}
+	}()
+	return f(lab)
+}
+
+// findRoot is the checkout that the working directory is in.
+func findRoot() (string, error) {
+	dir, err := os.Getwd()
+	if err != nil {
+		return "", err
+	}
+	for {
+		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
+			return dir, nil
+		}
+		parent := filepath.Dir(dir)
+		if parent == dir {
+			return "", errors.New("no go.mod here or above: run it inside the checkout, or say --root DIR")
+		}
+		dir = parent
+	}
+}
+
+func compare(args []string) error {
+	f := flag.NewFlagSet("compare", flag.ContinueOnError)
+	params := loadFlags(f)
+	targets := f.String("targets", "pointsman,haproxy,haproxy64k,java-proxy,go-relay", "some of "+strings.Join(bench.Targets, ", "))
+	repeat := f.Int("repeat", 3, "rounds; an interval of 95 % needs 6")
+	asJSON := f.Bool("json", false, "print one line of JSON at the end")
+	root := f.String("root", "", "the checkout, for bin/pointsman (default: where this is run)")
+	if err := f.Parse(args); err != nil {
+		return err
+	}
+	return inLab(*root, func(lab *bench.Lab) error {
+		r, err := bench.Compare(lab, params(), strings.Split(*targets, ","), *repeat, os.Stderr)
+		if err != nil {
+			return err
+		}
+		raw, err := r.WriteRaw(lab.Root)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintln(os.Stderr, "raw:", raw)
+		fmt.Println(r.Table())
+		if !*asJSON {
+			return nil
+		}
+		line, err := r.Line()
+		if err == nil {
+			fmt.Println(line)
+		}
+		return err
+	})
+}
+
+func standard(args []string) error { return errors.ErrUnsupported }
+func switches(args []string) error { return errors.ErrUnsupported }
+func routes(args []string) error   { return errors.ErrUnsupported }
+
+var _ = time.Second
