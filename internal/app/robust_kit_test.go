@@ -19,7 +19,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/apache/pulsar-client-go/pulsar"
 	"google.golang.org/protobuf/proto"
 
 	"pointsman/codec"
@@ -614,26 +613,6 @@ func percentile(times []time.Duration, p int) time.Duration {
 	}
 	times = slices.Sorted(slices.Values(times))
 	return times[min(len(times)*p/100, len(times)-1)]
-}
-
-// newProducer opens a producer of the Go client that sends every message by itself.
-func newProducer(t testing.TB, client pulsar.Client, topic string) pulsar.Producer {
-	t.Helper()
-	p, err := client.CreateProducer(pulsar.ProducerOptions{Topic: topic, DisableBatching: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return p
-}
-
-// mustSend publishes n messages and waits for each.
-func mustSend(t testing.TB, p pulsar.Producer, n int) {
-	t.Helper()
-	for i := range n {
-		if _, err := p.Send(t.Context(), &pulsar.ProducerMessage{Payload: []byte(strconv.Itoa(i))}); err != nil {
-			t.Fatalf("message %d to %s: %v", i, p.Topic(), err)
-		}
-	}
 }
 
 func contextWithPatience(t testing.TB) (context.Context, context.CancelFunc) {

@@ -255,9 +255,8 @@ func TestAMigratedTopicComesBackThroughTheProxy(t *testing.T) {
 	p := r.bridge(t, topic)
 	p.produce(topic, "", 1)
 	p.subscribe(topic, "s", testkit.Shared, 2)
-	client := newClient(t, r.url())
-	producer := newProducer(t, client, topic)
-	mustSend(t, producer, 3)
+	producer := follow(t, r.app.PulsarAddr(), topic, "", 0)
+	producer.mustSend(3)
 	direct := r.b.Accepted()
 
 	if err := r.a.Migrate(topic, "pulsar://"+r.b.Broker(0).Addr()); err != nil {
@@ -270,7 +269,7 @@ func TestAMigratedTopicComesBackThroughTheProxy(t *testing.T) {
 	if got := p.expect(codec.TypeCloseConsumer).GetCloseConsumer(); got.GetConsumerId() != 2 || got.AssignedBrokerServiceUrl != nil {
 		t.Errorf("close of the consumer: %v", got)
 	}
-	mustSend(t, producer, 3)
+	producer.mustSend(3)
 	if n := len(r.a.Messages(topic)); n != 6 {
 		t.Errorf("%d messages are on the mapped cluster, want 6", n)
 	}
@@ -287,9 +286,8 @@ func TestAMigratedTopicComesBackThroughTheProxy(t *testing.T) {
 func TestAnAssignedBrokerOfTheOldClusterIsNoWayBack(t *testing.T) {
 	const topic = "persistent://public/default/transferred"
 	r := newRig(t, testkit.Options{}, nil)
-	client := newClient(t, r.url())
-	producer := newProducer(t, client, topic)
-	mustSend(t, producer, 3)
+	producer := follow(t, r.app.PulsarAddr(), topic, "", 0)
+	producer.mustSend(3)
 	clusters := []*testkit.Cluster{r.a, r.b}
 	for round := range 6 {
 		from, to := clusters[round%2], clusters[1-round%2]
@@ -321,7 +319,7 @@ func TestAnAssignedBrokerOfTheOldClusterIsNoWayBack(t *testing.T) {
 			t.Fatal(err)
 		}
 		written := from.Count(codec.TypeProducer)
-		mustSend(t, producer, 5)
+		producer.mustSend(5)
 		if info, _ := to.Topic(topic); len(info.Producers) != 1 {
 			t.Errorf("round %d: cluster %s has %d producers, want 1", round, to.Name(), len(info.Producers))
 		}

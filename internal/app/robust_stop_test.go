@@ -12,14 +12,15 @@ import (
 	"testing"
 	"time"
 
-	"github.com/apache/pulsar-client-go/pulsar"
-
 	"pointsman/codec"
 	"pointsman/codec/pulsarpb"
 	"pointsman/internal/config"
 	"pointsman/internal/testkit"
 	"pointsman/store"
 )
+
+// exclusiveAccess is the access mode of a producer that is the only one.
+const exclusiveAccess = 1
 
 // OP-01: a proxy is stopped under load. It says that it is not ready while it still takes connections; its clients go to the
 // second proxy, where names and subscriptions are free; everything acknowledged is there.
@@ -43,17 +44,9 @@ func TestAStopUnderLoadSendsClientsToTheNextProxy(t *testing.T) {
 		})))
 	}
 	balancer := newRelay(t, r.app.PulsarAddr(), other.app.PulsarAddr())
-	client := newClient(t, "pulsar://"+balancer.Addr().String())
-	producer, err := client.CreateProducer(pulsar.ProducerOptions{Topic: topic, Name: "the-only", DisableBatching: true, ProducerAccessMode: pulsar.ProducerAccessModeExclusive})
-	if err != nil {
-		t.Fatal(err)
-	}
-	consumer, err := client.Subscribe(pulsar.ConsumerOptions{Topic: topic, SubscriptionName: "s", Type: pulsar.Failover, SubscriptionInitialPosition: pulsar.SubscriptionPositionEarliest})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(consumer.Close)
-	mustSend(t, producer, 10)
+	producer := follow(t, balancer.Addr().String(), topic, "the-only", exclusiveAccess)
+	consumer := followAs(t, balancer.Addr().String(), topic, "s", testkit.Failover)
+	producer.mustSend(10)
 	held := r.connect(t, r.owner(t, topic)) // a raw one, to see the order of things
 	held.subscribe(topic+"-held", "s", testkit.Exclusive, 1)
 
@@ -67,8 +60,8 @@ func TestAStopUnderLoadSendsClientsToTheNextProxy(t *testing.T) {
 				return
 			default:
 			}
-			if _, err := producer.Send(t.Context(), &pulsar.ProducerMessage{Payload: fmt.Append(nil, n)}); err != nil {
-				t.Errorf("message %d: %v", n, err)
+			if !producer.trySend(fmt.Append(nil, n)) {
+				t.Errorf("message %d has no receipt", n)
 				return
 			}
 			n++
@@ -113,7 +106,7 @@ func TestAStopUnderLoadSendsClientsToTheNextProxy(t *testing.T) {
 			t.Errorf("message %d was acknowledged and is nowhere", i)
 		}
 	}
-	mustReceive(t, consumer, 10+n)
+	consumer.mustReceive(10 + n)
 	if got := busy.Load(); got != 0 {
 		t.Errorf("%d creations met their predecessor", got)
 	}
@@ -183,10 +176,9 @@ func TestTheLastGoodMapIsServedWhileTheStoreIsAway(t *testing.T) {
 	if len(r.log.with("serving the map from the disk", digest)) != 1 {
 		t.Errorf("no line says where the map comes from: %q", r.log.last(10))
 	}
-	client := newClient(t, r.url())
-	mustSend(t, newProducer(t, client, onB), 3)
-	mustSend(t, newProducer(t, client, "persistent://public/ns/x"), 3)
-	mustSend(t, newProducer(t, client, onA), 3)
+	for _, topic := range []string{onB, "persistent://public/ns/x", onA} {
+		follow(t, r.app.PulsarAddr(), topic, "", 0).mustSend(3)
+	}
 	if a, b := len(r.a.Messages(onB))+len(r.a.Messages("persistent://public/ns/x"))+len(r.b.Messages(onA)), len(r.b.Messages(onB)); a != 0 || b != 3 {
 		t.Errorf("%d messages are on the wrong cluster, %d on the right one", a, b)
 	}

@@ -5,11 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
-
-	"github.com/apache/pulsar-client-go/pulsar"
 
 	"pointsman/codec"
 	"pointsman/internal/admin"
@@ -25,37 +24,15 @@ func (r *rig) evicted() (producers, consumers uint64) {
 	return producers, consumers
 }
 
-func mustSubscribe(t testing.TB, client pulsar.Client, topic, name string) pulsar.Consumer {
-	t.Helper()
-	c, err := client.Subscribe(pulsar.ConsumerOptions{Topic: topic, SubscriptionName: name, Type: pulsar.Shared, SubscriptionInitialPosition: pulsar.SubscriptionPositionEarliest})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(c.Close)
-	return c
-}
-
-// mustReceive takes n messages.
-func mustReceive(t testing.TB, c pulsar.Consumer, n int) {
-	t.Helper()
-	ctx, cancel := contextWithPatience(t)
-	defer cancel()
-	for i := range n {
-		m, err := c.Receive(ctx)
-		if err != nil {
-			t.Fatalf("message %d of %d: %v", i, n, err)
-		}
-		if err := c.Ack(m); err != nil {
-			t.Fatal(err)
-		}
-	}
-}
-
 // SW-07: a consumer without traffic moves at once, not with its next message.
 func TestAnIdleConsumerMovesAtOnce(t *testing.T) {
 	const topic = "persistent://public/default/idle-consumer"
 	r := newRig(t, testkit.Options{}, nil)
-	consumer := mustSubscribe(t, newClient(t, r.url()), topic, "s")
+	consumer := followAs(t, r.app.PulsarAddr(), topic, "s", testkit.Shared)
+	awaitCluster(t, r.a, "the consumer", func() bool {
+		info, _ := r.a.Topic(topic)
+		return len(info.Subscriptions["s"].Consumers) == 1
+	})
 	start := time.Now()
 	if err := r.switchTo(t, "b", topic); err != nil {
 		t.Fatal(err)
@@ -72,57 +49,56 @@ func TestAnIdleConsumerMovesAtOnce(t *testing.T) {
 		t.Errorf("a still has consumers %v", info.Subscriptions["s"].Consumers)
 	}
 	r.b.Publish(topic, "p", 1, []byte("x"))
-	awaitCluster(t, r.b, "flow of the consumer", func() bool { return r.b.Count(codec.TypeFlow) > 0 })
-	mustReceive(t, consumer, 1)
+	consumer.mustReceive(1)
 }
 
 // SW-12: one client has many topics over a few connections; one topic is switched. The others see nothing of it.
 func TestOneTopicOfABusyConnectionMovesAlone(t *testing.T) {
 	n := scaled(500)
+	const moved = 7
 	r := newRig(t, testkit.Options{}, nil)
-	client := newClient(t, r.url())
 	name := func(i int) string { return fmt.Sprintf("persistent://public/default/busy-%d", i) }
-	producers := make([]pulsar.Producer, n)
-	var group sync.WaitGroup
-	for w := range 8 {
-		group.Go(func() {
-			for i := w; i < n; i += 8 {
-				producers[i] = newProducer(t, client, name(i))
-			}
-		})
+	lookups, bridges, home := r.connect(t, ""), map[string]*peer{}, make([]*peer, n)
+	for i := range n {
+		lookups.send(lookupCommand(name(i), uint64(i)))
+		target := lookups.target()
+		if bridges[target] == nil {
+			bridges[target] = r.connect(t, target)
+		}
+		home[i] = bridges[target]
+		home[i].produce(name(i), "", uint64(i))
 	}
-	group.Wait()
-	before := dataConns(r.a)
 	created := r.a.Count(codec.TypeProducer)
-	evictedBefore, _ := r.evicted()
-
-	if err := r.switchTo(t, "b", name(7)); err != nil {
+	if err := r.switchTo(t, "b", name(moved)); err != nil {
 		t.Fatal(err)
 	}
-	for i, p := range producers {
-		mustSend(t, p, 1)
+	told := home[moved].expect(codec.TypeCloseProducer).GetCloseProducer()
+	if told.GetProducerId() != moved || told.GetRequestId() != codec.NoRequest || told.GetAssignedBrokerServiceUrl() == "" {
+		t.Errorf("the client was told %v", told)
+	}
+	for i := range n {
+		p := home[i]
+		if i == moved {
+			p = r.connect(t, strings.TrimPrefix(told.GetAssignedBrokerServiceUrl(), "pulsar://"))
+			p.produce(name(i), "", moved)
+		}
+		p.publish(uint64(i), 1, []byte("x")) // the next frame is its receipt: nothing else was said on any connection
 		want, other := r.a, r.b
-		if i == 7 {
+		if i == moved {
 			want, other = r.b, r.a
 		}
 		if got, not := len(want.Messages(name(i))), len(other.Messages(name(i))); got != 1 || not != 0 {
 			t.Errorf("topic %d: %d messages on %s and %d on %s", i, got, want.Name(), not, other.Name())
 		}
 	}
-	if got, _ := r.evicted(); got-evictedBefore != 1 {
-		t.Errorf("%d producers were told to move, want 1", got-evictedBefore)
+	if got, _ := r.evicted(); got != 1 {
+		t.Errorf("%d producers were told to move, want 1", got)
 	}
 	if got := r.a.Count(codec.TypeProducer) - created; got != 0 {
-		t.Errorf("%d producers were created anew on a: their clients saw a disconnect", got)
+		t.Errorf("%d producers were created anew on a", got)
 	}
-	ids := func(conns []testkit.ConnInfo) (ids []uint64) {
-		for _, c := range conns {
-			ids = append(ids, c.ID)
-		}
-		return ids
-	}
-	if got := dataConns(r.a); !slices.Equal(ids(got), ids(before)) {
-		t.Errorf("connections to a were %v and are %v", ids(before), ids(got))
+	if got := dataConns(r.a); len(got) != len(bridges) {
+		t.Errorf("%d connections to a, want the %d of before", len(got), len(bridges))
 	}
 }
 
@@ -131,11 +107,10 @@ func TestRoutesOfLiveTopicsMoveOnlyWhenToldSo(t *testing.T) {
 	const topic, namespace = "persistent://public/live/t", "public/live"
 	immediately := admin.ChangeOptions{Immediate: true}
 	r := newRig(t, testkit.Options{}, nil)
-	client := newClient(t, r.url())
-	producer := newProducer(t, client, topic)
-	consumer := mustSubscribe(t, client, topic, "s")
-	mustSend(t, producer, 1)
-	mustReceive(t, consumer, 1)
+	producer := follow(t, r.app.PulsarAddr(), topic, "", 0)
+	consumer := followAs(t, r.app.PulsarAddr(), topic, "s", testkit.Shared)
+	producer.mustSend(1)
+	consumer.mustReceive(1)
 	on := r.a
 	steps := []struct {
 		name   string
@@ -175,8 +150,8 @@ func TestRoutesOfLiveTopicsMoveOnlyWhenToldSo(t *testing.T) {
 				if err != nil {
 					t.Errorf("it moves no client and was refused: %v", err)
 				}
-				mustSend(t, producer, 1)
-				mustReceive(t, consumer, 1)
+				producer.mustSend(1)
+				consumer.mustReceive(1)
 				return
 			}
 			var refused *admin.Error
@@ -187,8 +162,8 @@ func TestRoutesOfLiveTopicsMoveOnlyWhenToldSo(t *testing.T) {
 			if got := r.app.Table().Digest(); got != digest {
 				t.Error("the map changed although the change was refused")
 			}
-			mustSend(t, producer, 1)
-			mustReceive(t, consumer, 1)
+			producer.mustSend(1)
+			consumer.mustReceive(1)
 			before := len(on.Messages(topic))
 
 			if err := s.change(immediately); err != nil {
@@ -198,8 +173,8 @@ func TestRoutesOfLiveTopicsMoveOnlyWhenToldSo(t *testing.T) {
 				info, _ := s.to.Topic(topic)
 				return len(info.Producers) == 1 && len(info.Subscriptions["s"].Consumers) == 1
 			})
-			mustSend(t, producer, 5)
-			mustReceive(t, consumer, 5)
+			producer.mustSend(5)
+			consumer.mustReceive(5)
 			if got := len(on.Messages(topic)); got != before {
 				t.Errorf("%d messages went to %s after the change", got-before, on.Name())
 			}
@@ -212,9 +187,9 @@ func TestRoutesOfLiveTopicsMoveOnlyWhenToldSo(t *testing.T) {
 func TestANonPersistentTopicMoves(t *testing.T) {
 	const topic = "non-persistent://public/default/volatile"
 	r := newRig(t, testkit.Options{}, nil)
-	client := newClient(t, r.url())
-	consumer := mustSubscribe(t, client, topic, "s")
-	producer := newProducer(t, client, topic)
+	consumer := followAs(t, r.app.PulsarAddr(), topic, "s", testkit.Shared)
+	producer := follow(t, r.app.PulsarAddr(), topic, "", 0)
+	producer.mustSend(1)
 	if err := r.switchTo(t, "b", topic); err != nil {
 		t.Fatal(err)
 	}
@@ -223,8 +198,8 @@ func TestANonPersistentTopicMoves(t *testing.T) {
 		return len(info.Producers) == 1 && len(info.Subscriptions["s"].Consumers) == 1
 	})
 	awaitCluster(t, r.b, "permits", func() bool { return r.b.Count(codec.TypeFlow) > 0 })
-	mustSend(t, producer, 5)
-	mustReceive(t, consumer, 5)
+	producer.mustSend(5)
+	consumer.mustReceive(5)
 	if _, ok := r.b.Topic("persistent://public/default/volatile"); ok {
 		t.Error("its persistent namesake was made")
 	}
@@ -236,29 +211,36 @@ func TestAllPartitionsMove(t *testing.T) {
 	r := newRig(t, testkit.Options{}, nil)
 	r.a.CreateTopic(topic, partitions)
 	r.b.CreateTopic(topic, partitions)
-	client := newClient(t, r.url())
-	producer := newProducer(t, client, topic)
-	consumer := mustSubscribe(t, client, topic, "s")
-	mustSend(t, producer, 2*partitions)
-	mustReceive(t, consumer, 2*partitions)
+	var producers, consumers []*follower
+	name := func(i int) string { return fmt.Sprintf("%s-partition-%d", topic, i) }
+	for i := range partitions {
+		producers = append(producers, follow(t, r.app.PulsarAddr(), name(i), "", 0))
+		consumers = append(consumers, followAs(t, r.app.PulsarAddr(), name(i), "s", testkit.Shared))
+		producers[i].mustSend(2)
+		consumers[i].mustReceive(2)
+	}
 	if err := r.switchTo(t, "b", topic); err != nil {
 		t.Fatal(err)
 	}
-	mustSend(t, producer, 4*partitions)
-	mustReceive(t, consumer, 4*partitions)
 	for i := range partitions {
-		name := fmt.Sprintf("%s-partition-%d", topic, i)
-		a, _ := r.a.Topic(name)
-		b, _ := r.b.Topic(name)
-		if len(a.Producers)+len(a.Subscriptions["s"].Consumers) != 0 {
-			t.Errorf("partition %d still has %v and %v on a", i, a.Producers, a.Subscriptions["s"].Consumers)
+		producers[i].mustSend(4)
+		consumers[i].mustReceive(4)
+		a, _ := r.a.Topic(name(i))
+		b, _ := r.b.Topic(name(i))
+		if a.Written != 2 || len(a.Producers)+len(a.Subscriptions["s"].Consumers) != 0 {
+			t.Errorf("partition %d on a: %+v", i, a)
 		}
-		if len(b.Producers) != 1 || len(b.Subscriptions["s"].Consumers) != 1 || b.Written == 0 {
+		if b.Written != 4 || len(b.Producers) != 1 || len(b.Subscriptions["s"].Consumers) != 1 {
 			t.Errorf("partition %d on b: %+v", i, b)
 		}
 	}
-	if p, _ := r.evicted(); p != partitions {
-		t.Errorf("%d producers were told, want %d", p, partitions)
+	if p, c := r.evicted(); p != partitions || c != partitions {
+		t.Errorf("%d producers and %d consumers were told, want %d each", p, c, partitions)
+	}
+	p := r.connect(t, "")
+	p.send(partitionsCommand(topic, 3))
+	if got := p.expect(codec.TypePartitionedMetadataResp).GetPartitionMetadataResponse(); got.GetPartitions() != partitions {
+		t.Errorf("the topic has %d partitions now", got.GetPartitions())
 	}
 }
 
@@ -271,10 +253,10 @@ func TestASwitchSaidToOneProxyMovesTheClientsOfBoth(t *testing.T) {
 		l, err := one.admin.Proxies(t.Context())
 		return err == nil && len(l.Proxies) == 2 && l.Agree
 	})
-	var producers []pulsar.Producer
+	var producers []*follower
 	for _, r := range []*rig{one, two} {
-		p := newProducer(t, newClient(t, r.url()), topic)
-		mustSend(t, p, 3)
+		p := follow(t, r.app.PulsarAddr(), topic, "", 0)
+		p.mustSend(3)
 		producers = append(producers, p)
 	}
 	s, err := one.admin.StartSwitch(t.Context(), admin.SwitchRequest{Topics: []string{topic}, To: "b", Mode: "immediate"})
@@ -288,7 +270,7 @@ func TestASwitchSaidToOneProxyMovesTheClientsOfBoth(t *testing.T) {
 		t.Errorf("acknowledged by %+v, want both, one producer each", acks)
 	}
 	for _, p := range producers {
-		mustSend(t, p, 3)
+		p.mustSend(3)
 	}
 	if a, b := len(one.a.Messages(topic)), len(one.b.Messages(topic)); a != 6 || b != 6 {
 		t.Errorf("%d messages on a and %d on b, want 6 and 6", a, b)
@@ -315,8 +297,8 @@ func TestTwoOperatorsAtOnceLeaveOneOutcome(t *testing.T) {
 		l, err := one.admin.Proxies(t.Context())
 		return err == nil && len(l.Proxies) == 2
 	})
-	producer := newProducer(t, newClient(t, one.url()), topic)
-	mustSend(t, producer, 1)
+	producer := follow(t, one.app.PulsarAddr(), topic, "", 0)
+	producer.mustSend(1)
 	clusters := map[string]*testkit.Cluster{"a": one.a, "b": one.b}
 	epoch, won, refused := uint64(0), 0, 0
 	for round := range scaled(25) {
@@ -357,7 +339,7 @@ func TestTwoOperatorsAtOnceLeaveOneOutcome(t *testing.T) {
 		}
 		epoch = entry.Epoch
 		one.agree(t, two)
-		mustSend(t, producer, 1)
+		producer.mustSend(1)
 		home := clusters[one.cluster(topic)]
 		for _, c := range clusters {
 			info, _ := c.Topic(topic)
@@ -411,8 +393,8 @@ func TestAProxyThatHearsLateIsNamedAndCatchesUp(t *testing.T) {
 		l, err := one.admin.Proxies(t.Context())
 		return err == nil && len(l.Proxies) == 2
 	})
-	producer := newProducer(t, newClient(t, two.url()), topic)
-	mustSend(t, producer, 1)
+	producer := follow(t, two.app.PulsarAddr(), topic, "", 0)
+	producer.mustSend(1)
 	deaf.SetFaults(faultsHoldWatches)
 	err := one.switchTo(t, "b", topic)
 	var ended *endedError
@@ -420,7 +402,7 @@ func TestAProxyThatHearsLateIsNamedAndCatchesUp(t *testing.T) {
 		!slices.Equal(ended.status.Switches[0].Waiting, []string{two.app.Info().ID}) {
 		t.Fatalf("the switch ended with %v, want incomplete, waiting for %s", err, two.app.Info().ID)
 	}
-	mustSend(t, producer, 1) // nothing was done to it
+	producer.mustSend(1) // nothing was done to it
 	l, err := one.admin.Proxies(t.Context())
 	if err != nil || l.Agree {
 		t.Errorf("the proxies agree: %+v, %v", l, err)
@@ -430,6 +412,6 @@ func TestAProxyThatHearsLateIsNamedAndCatchesUp(t *testing.T) {
 		info, _ := one.b.Topic(topic)
 		return len(info.Producers) == 1
 	})
-	mustSend(t, producer, 1)
+	producer.mustSend(1)
 	one.agree(t, two)
 }
