@@ -1,6 +1,7 @@
 package netio
 
 import (
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -46,6 +47,7 @@ type listener struct {
 	id   int
 	addr netip.AddrPort
 	more bool // not empty when last looked at
+	tls  *tls.Config
 }
 
 // load is what the acceptor knows of a loop.
@@ -84,7 +86,11 @@ func (a *acceptor) listen(cfg Listener) error {
 		unix.Close(fd)
 		return fmt.Errorf("netio: listen on %s %q: getsockname: %w", cfg.Network, cfg.Addr, err)
 	}
-	a.listeners = append(a.listeners, &listener{fd: fd, id: cfg.ID, addr: addrPort(sa)})
+	ln := &listener{fd: fd, id: cfg.ID, addr: addrPort(sa)}
+	if cfg.TLS != nil {
+		ln.tls = prepared(cfg.TLS)
+	}
+	a.listeners = append(a.listeners, ln)
 	return nil
 }
 
@@ -252,10 +258,10 @@ func (a *acceptor) place(l *loop, ln *listener, fd int, peer netip.AddrPort) {
 	e.clients.Add(1)
 	to.counters.clients.Add(1)
 	if to == l {
-		l.attach(fd, ln.id, peer)
+		l.attach(fd, ln.id, ln.tls, peer)
 		return
 	}
-	if !to.post(func() { to.attach(fd, ln.id, peer) }) {
+	if !to.post(func() { to.attach(fd, ln.id, ln.tls, peer) }) {
 		e.clients.Add(-1)
 		to.counters.clients.Add(-1)
 		unix.Close(fd)

@@ -7,11 +7,13 @@ import (
 
 // The sizes of pooled buffers, and how many free ones a loop keeps (the rest is the garbage collector's).
 const (
-	smallChunk = 4 << 10
-	largeChunk = 64 << 10
-	keepSmall  = 256
-	keepLarge  = 64
-	keepQueues = 256
+	smallChunk  = 4 << 10
+	mediumChunk = 20 << 10 // any TLS record
+	largeChunk  = 64 << 10
+	keepSmall   = 256
+	keepMedium  = 64
+	keepLarge   = 64
+	keepQueues  = 256
 )
 
 // minRead is the least that is read at a time, however full the buffer memory is.
@@ -21,6 +23,7 @@ const minRead = 4 << 10
 type pool struct {
 	mem    *atomic.Int64
 	small  [][]byte
+	medium [][]byte
 	large  [][]byte
 	queues []*outQueue
 }
@@ -31,6 +34,8 @@ func (p *pool) take(n int) []byte {
 	switch {
 	case n <= smallChunk:
 		b = takeFrom(&p.small, smallChunk)
+	case n <= mediumChunk:
+		b = takeFrom(&p.medium, mediumChunk)
 	case n <= largeChunk:
 		b = takeFrom(&p.large, largeChunk)
 	default:
@@ -49,6 +54,8 @@ func (p *pool) give(b []byte) {
 	switch {
 	case cap(b) == smallChunk && len(p.small) < keepSmall:
 		p.small = append(p.small, b[:0])
+	case cap(b) == mediumChunk && len(p.medium) < keepMedium:
+		p.medium = append(p.medium, b[:0])
 	case cap(b) == largeChunk && len(p.large) < keepLarge:
 		p.large = append(p.large, b[:0])
 	}

@@ -19,6 +19,7 @@ type conn struct {
 	in    []byte           // received and not consumed
 	out   *outQueue        // nil while nothing is queued
 	dial  *dial            // nil once connected
+	tls   *tlsLayer        // nil: plaintext
 	werr  error            // of a write: what the peer sent before is still read, then the connection ends with it
 	due   time.Duration    // deadline, when timer is not -1
 	timer int32            // place in loop.timers + 1; 0 = no deadline
@@ -50,9 +51,13 @@ const inlineRest = 64 << 10
 const linger = time.Second
 
 func (l *loop) connEvent(c *conn, ev netpoll.IOEvent, flags netpoll.IOFlags) {
+	if c.shaking() {
+		l.shakeEvent(c)
+		return
+	}
 	if c.dial != nil {
 		l.dialEvent(c)
-		if c.dead || c.dial != nil {
+		if c.dead || c.dial != nil || c.shaking() {
 			return
 		}
 	}
@@ -93,7 +98,9 @@ func socketError(c *conn) error {
 }
 
 // stopped says that c is not to be read.
-func (c *conn) stopped() bool { return c.dead || c.closing || c.held || c.blockers > 0 }
+func (c *conn) stopped() bool {
+	return c.dead || c.closing || c.held || c.blockers > 0 || c.shaking()
+}
 
 // turn reads c until it is dry, stopped, or has used up its share of this turn.
 func (l *loop) turn(c *conn) {
@@ -118,6 +125,9 @@ func (l *loop) turn(c *conn) {
 
 // read reads once and returns how much.
 func (l *loop) read(c *conn) int {
+	if c.tls != nil {
+		return l.readTLS(c)
+	}
 	if len(c.in) == 0 {
 		if name, n := c.ep.Tail(); n >= tailMin {
 			if dst := l.conn(name); dst != nil && !dst.closing && dst.werr == nil {
@@ -143,6 +153,17 @@ func (l *loop) read(c *conn) int {
 	if n < limit && !c.hangup && c.werr == nil {
 		c.readable = false
 	}
+	l.deliver(c, rest, n)
+	if c.bulk && n == limit && !c.stopped() {
+		if _, t := c.ep.Tail(); t < tailMin {
+			c.bulk = false // small frames: back to reading as much as there is
+		}
+	}
+	return n
+}
+
+// deliver hands over n bytes that are in buf behind room for rest ones: all that was left before, or none if that is too long.
+func (l *loop) deliver(c *conn, rest, n int) {
 	if rest == len(c.in) {
 		copy(l.buf, c.in)
 		l.hand(c, l.buf[:rest+n])
@@ -150,12 +171,6 @@ func (l *loop) read(c *conn) int {
 		l.grow(c, l.buf[:n])
 		l.hand(c, c.in)
 	}
-	if c.bulk && n == limit && !c.stopped() {
-		if _, t := c.ep.Tail(); t < tailMin {
-			c.bulk = false // small frames: back to reading as much as there is
-		}
-	}
-	return n
 }
 
 // readEnd deals with a read that returned no byte.
@@ -234,7 +249,7 @@ func (l *loop) grow(c *conn, b []byte) {
 
 // moveTail moves up to n bytes of a large frame's rest to dst without showing them to the endpoint.
 func (l *loop) moveTail(c, dst *conn, n int) int {
-	if dst.out == nil && l.canSplice(n) {
+	if dst.out == nil && dst.tls == nil && l.canSplice(n) {
 		if moved, ok := l.splice(c, dst, n); ok {
 			return moved
 		}
@@ -311,6 +326,8 @@ func (l *loop) scaled(v int) int {
 // expired is called when c's deadline has passed.
 func (l *loop) expired(c *conn) {
 	switch {
+	case c.shaking():
+		l.shakeExpired(c)
 	case c.dial != nil:
 		l.dialExpired(c)
 	case c.closing:
@@ -346,11 +363,18 @@ func (l *loop) close(c *conn, flush bool) {
 		return
 	}
 	c.ep = nil
-	if !flush || c.werr != nil {
+	if c.werr != nil || c.shaking() || !flush && c.out != nil {
 		l.drop(c)
 		return
 	}
 	c.closing = true
+	l.sayGoodbye(c)
+	if !flush {
+		l.drop(c)
+	}
+	if c.dead {
+		return
+	}
 	l.leave(c)
 	l.timers.set(c, l.clock()+l.e.cfg.FlushTimeout)
 	if c.out == nil {
@@ -371,7 +395,10 @@ func (l *loop) sayEnd(c *conn) {
 
 // finish ends c after an orderly end by the peer or by us: its endpoint is told; what is queued may still be taken.
 func (l *loop) finish(c *conn, reason session.NetReason, err error) {
-	if c.out == nil {
+	if !c.shaking() {
+		l.sayGoodbye(c)
+	}
+	if c.out == nil || c.dead {
 		l.fail(c, reason, err)
 		return
 	}
@@ -387,6 +414,9 @@ func (l *loop) fail(c *conn, reason session.NetReason, err error) {
 			if errors.Is(err, unix.EADDRNOTAVAIL) {
 				l.counters.portsUsedUp.Add(1)
 			}
+		}
+		if reason == session.NetTLSFailed || reason == session.NetPlaintext {
+			l.counters.handshakeFailures.Add(1)
 		}
 		l.notices = append(l.notices, notice{kind: noticeClosed, ep: c.ep, reason: reason, err: err})
 		c.ep = nil
@@ -427,7 +457,9 @@ func (l *loop) drop(c *conn) {
 		if l.conns[c.fd] == c {
 			l.conns[c.fd] = nil
 		}
-		unix.Close(int(c.fd))
+		if l.dropTLS(c) {
+			unix.Close(int(c.fd))
+		}
 		if c.id != 0 {
 			l.counters.conns.Add(-1)
 		}

@@ -1,6 +1,7 @@
 package netio
 
 import (
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -17,6 +18,8 @@ import (
 type dial struct {
 	addr       string // as asked for
 	deny       func(netip.Addr) bool
+	tls        *tls.Config // nil: plaintext
+	serverName string
 	port       uint16
 	candidates []netip.Addr // not tried yet
 	trying     netip.Addr
@@ -36,6 +39,13 @@ func (l *loop) dial(op *session.Op) {
 	if l.stopping {
 		l.fail(c, session.NetShutdown, nil)
 		return
+	}
+	if op.TLS != "" {
+		d.serverName = op.ServerName
+		if d.tls = l.clientTLS(op.TLS, op.ServerName); d.tls == nil {
+			l.fail(c, session.NetTLSFailed, fmt.Errorf("dial %s: there is no TLS configuration for %q", addr, op.TLS))
+			return
+		}
 	}
 	host, port, err := splitHostPort(addr)
 	if err != nil {
@@ -183,6 +193,10 @@ func (l *loop) dialExpired(c *conn) {
 
 func (l *loop) connected(c *conn) {
 	l.timers.stop(c)
+	if d := c.dial; d.tls != nil {
+		l.secure(c, d.tls)
+		return
+	}
 	c.dial = nil
 	l.notices = append(l.notices, notice{kind: noticeDialed, c: c})
 }

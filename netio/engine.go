@@ -8,6 +8,7 @@ package netio
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -24,6 +25,9 @@ type Listener struct {
 	Network string // tcp (both families where the host has them), tcp4 or tcp6
 	Addr    string // host:port; port 0 takes a free one, see Engine.Addrs
 	ID      int    // handed to Shard.Accept
+	// TLS is spoken on it; nil is plaintext. It must not be changed any more, and should be the same for all listeners of a certificate,
+	// for sessions are resumed by its keys.
+	TLS *tls.Config
 }
 
 // Shard is what runs on one loop: all the sessions of it. Its methods and those of the endpoints it hands out are only
@@ -50,6 +54,9 @@ const (
 	DefaultDialTimeout  = 10 * time.Second
 	DefaultWriteStall   = 5 * time.Minute
 	DefaultFlushTimeout = 5 * time.Second
+
+	DefaultHandshakeTimeout = 5 * time.Second
+	DefaultMaxHandshakes    = 512
 )
 
 // Config is how an Engine is made. Zero values mean the defaults above.
@@ -66,6 +73,11 @@ type Config struct {
 	DialTimeout  time.Duration // resolving and connecting, over all addresses of a name
 	WriteStall   time.Duration // a peer that took no byte of its queue for so long is closed
 	FlushTimeout time.Duration // how long a closing connection may take to take its queue
+
+	HandshakeTimeout time.Duration // for TLS, from the connection on; again when it had to wait for its turn
+	MaxHandshakes    int           // TLS handshakes under way of one loop and side (clients, brokers); more wait
+	// ClientTLS is the configuration that a dial names (Op.TLS); its ServerName is replaced. nil refuses the dial. Called on the loops.
+	ClientTLS func(name string) *tls.Config
 
 	MaxConns int // accepted connections at a time; more are closed at once. 0 = no limit
 
@@ -90,6 +102,10 @@ type Engine struct {
 	mem     atomic.Int64 // bytes of all queues and rests, by capacity
 	clients atomic.Int64 // accepted connections that are open
 
+	slots      chan struct{}  // of TLS handshakes that compute
+	handshakes sync.WaitGroup // their goroutines
+	fields     tlsFields
+
 	mu      sync.Mutex // guards started and stopped
 	started bool
 	stopped bool
@@ -101,7 +117,8 @@ func New(cfg Config) (*Engine, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, err
 	}
-	e := &Engine{cfg: cfg, base: time.Now()}
+	e := &Engine{cfg: cfg, base: time.Now(), fields: findTLSFields()}
+	e.slots = make(chan struct{}, max(1, runtime.GOMAXPROCS(0)-1)) // one core stays for the loops
 	e.resolver = newResolver(cfg.Lookup)
 	e.acceptor = &acceptor{e: e, reserve: openReserve()}
 	for i := range cfg.Loops {
@@ -137,6 +154,8 @@ func (cfg *Config) complete() error {
 	setDefault(&cfg.DialTimeout, DefaultDialTimeout)
 	setDefault(&cfg.WriteStall, DefaultWriteStall)
 	setDefault(&cfg.FlushTimeout, DefaultFlushTimeout)
+	setDefault(&cfg.HandshakeTimeout, DefaultHandshakeTimeout)
+	setDefault(&cfg.MaxHandshakes, DefaultMaxHandshakes)
 	switch {
 	case cfg.NewShard == nil:
 		return errors.New("netio: Config.NewShard is nil")
@@ -254,6 +273,7 @@ func (e *Engine) Shutdown(ctx context.Context) error {
 // release gives back the descriptors of loops that do not run.
 func (e *Engine) release() {
 	e.resolver.close()
+	e.handshakes.Wait()
 	e.acceptor.close()
 	e.acceptor.closeReserve()
 	for _, l := range e.loops {

@@ -1,6 +1,7 @@
 package netio
 
 import (
+	"crypto/tls"
 	"fmt"
 	"net/netip"
 	"sync"
@@ -31,16 +32,23 @@ type loop struct {
 	timers   timerHeap
 	acceptAt time.Duration // loop 0: when accepting goes on after a fault; 0 = not waiting
 
-	buf     []byte // what is read, behind the rest of before
-	pool    pool
-	pipes   pipes
-	views   []view
-	dirty   []*conn
-	vecs    [][]byte
-	iov     iovecs
-	notices []notice
-	ready   []*conn // to be served again, without an event
-	spare   []*conn
+	buf    []byte // what is read, behind the rest of before
+	raw    []byte // what is read of TLS; nil before the first
+	sealed []byte // what TLS writes
+	// together is for small views that share a record.
+	together []byte
+	lanes    [2]lane // handshakes: of clients, of brokers
+	// clientConfigs are the copies of Config.ClientTLS by server name.
+	clientConfigs map[clientKey]*tls.Config
+	pool          pool
+	pipes         pipes
+	views         []view
+	dirty         []*conn
+	vecs          [][]byte
+	iov           iovecs
+	notices       []notice
+	ready         []*conn // to be served again, without an event
+	spare         []*conn
 
 	stopping bool
 	quit     bool
@@ -75,11 +83,12 @@ const (
 func newLoop(e *Engine, index int) (*loop, error) {
 	l := &loop{
 		e: e, index: index, now: e.base, ended: make(chan struct{}),
-		buf:   make([]byte, inlineRest+e.cfg.ReadBuffer),
-		pool:  pool{mem: &e.mem},
-		pipes: pipes{mem: &e.mem},
-		waker: noWaker(),
-		alarm: noAlarm(),
+		buf:           make([]byte, inlineRest+e.cfg.ReadBuffer+recordRoom),
+		clientConfigs: make(map[clientKey]*tls.Config),
+		pool:          pool{mem: &e.mem},
+		pipes:         pipes{mem: &e.mem},
+		waker:         noWaker(),
+		alarm:         noAlarm(),
 	}
 	l.wait = l.poll
 	var err error
@@ -303,7 +312,7 @@ func (l *loop) release() {
 }
 
 // attach makes a connection of an accepted descriptor and asks the shard for its endpoint. It is counted in clients already.
-func (l *loop) attach(fd, listener int, peer netip.AddrPort) {
+func (l *loop) attach(fd, listener int, secret *tls.Config, peer netip.AddrPort) {
 	c := &conn{fd: int32(fd), accepted: true}
 	if l.stopping {
 		l.uncount()
@@ -319,6 +328,9 @@ func (l *loop) attach(fd, listener int, peer netip.AddrPort) {
 	var local netip.AddrPort
 	if sa, err := unix.Getsockname(fd); err == nil {
 		local = addrPort(sa)
+	}
+	if secret != nil {
+		l.secure(c, secret)
 	}
 	c.ep = l.shard.Accept(l.now, c.id, listener, peer, local)
 	refused := c.ep == nil

@@ -178,6 +178,12 @@ func echoing(s *fakeShard, c session.Conn) session.Endpoint {
 // engine runs an engine with accept on every loop, and checks at the end that nothing is counted any more.
 func engine(t testing.TB, cfg Config, accept func(*fakeShard, session.Conn) session.Endpoint) *Engine {
 	t.Helper()
+	return engineAs(t, cfg, accept, func(*Engine) {})
+}
+
+// engineAs is engine with a change of what New has made.
+func engineAs(t testing.TB, cfg Config, accept func(*fakeShard, session.Conn) session.Endpoint, change func(*Engine)) *Engine {
+	t.Helper()
 	if cfg.Loops == 0 {
 		cfg.Loops = 1
 	}
@@ -194,6 +200,7 @@ func engine(t testing.TB, cfg Config, accept func(*fakeShard, session.Conn) sess
 	if err != nil {
 		t.Fatal(err)
 	}
+	change(e)
 	if err := e.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -207,7 +214,7 @@ func engine(t testing.TB, cfg Config, accept func(*fakeShard, session.Conn) sess
 			t.Errorf("%d bytes of buffers are still counted after the end", s.BufferMemory)
 		}
 		for i, l := range e.Stats().Loops {
-			if l.Conns != 0 || l.Clients != 0 || l.QueuedBytes != 0 || l.Paused != 0 {
+			if l.Conns != 0 || l.Clients != 0 || l.QueuedBytes != 0 || l.Paused != 0 || l.Handshaking != 0 {
 				t.Errorf("loop %d after the end: %+v", i, l)
 			}
 		}

@@ -14,16 +14,19 @@ type counters struct {
 	accepted, refused                      atomic.Int64
 	dials, dialFailures, portsUsedUp       atomic.Int64
 	stalled                                atomic.Int64
+	handshaking                            atomic.Int64
+	handshakes, handshakeFailures          atomic.Int64
 	busy                                   atomic.Int64 // ns
 	wakeups                                atomic.Int64
 }
 
-// LoopStats are the counters of one loop. Conns, Clients, QueuedBytes and Paused are levels; the rest only grows.
+// LoopStats are the counters of one loop. Conns, Clients, QueuedBytes, Paused and Handshaking are levels; the rest only grows.
 type LoopStats struct {
 	Conns       int64 // open connections, both sides
 	Clients     int64 // of them accepted ones
 	QueuedBytes int64 // bytes that peers have not taken yet
 	Paused      int64 // connections that are not read because of a full peer
+	Handshaking int64 // TLS handshakes under way
 
 	Reads, Writes           int64 // system calls
 	ReadBytes, WrittenBytes int64 // spliced ones included
@@ -36,6 +39,9 @@ type LoopStats struct {
 	DialFailures int64
 	PortsUsedUp  int64 // dials that failed because no source port was free (CN-13)
 	WriteStalled int64 // connections closed by the write deadline
+
+	Handshakes        int64 // TLS handshakes that were completed
+	HandshakeFailures int64
 
 	Busy        time.Duration // time spent in callbacks
 	Utilisation float64       // busy share of the last window of loadWindow or more
@@ -60,6 +66,7 @@ func (e *Engine) Stats() Stats {
 			SplicedBytes: c.spliced.Load(), Events: c.wakeups.Load(),
 			Accepted: c.accepted.Load(), Refused: c.refused.Load(),
 			Dials: c.dials.Load(), DialFailures: c.dialFailures.Load(), PortsUsedUp: c.portsUsedUp.Load(), WriteStalled: c.stalled.Load(),
+			Handshaking: c.handshaking.Load(), Handshakes: c.handshakes.Load(), HandshakeFailures: c.handshakeFailures.Load(),
 			Busy: time.Duration(c.busy.Load()), Utilisation: util[i],
 		})
 	}

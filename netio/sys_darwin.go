@@ -22,16 +22,20 @@ func readSocket(fd int, p []byte) (n int, err error) {
 	return n, nil
 }
 
+func writeSocket(fd int, p []byte) (n int, err error) {
+	if n, err = unix.Write(fd, p); err != nil {
+		return -1, err
+	}
+	return n, nil
+}
+
 const maxIovecs = 64
 
 type iovecs struct{}
 
 // write writes the first of vecs; the caller goes on with the next.
 func (*iovecs) write(fd int, vecs [][]byte) (n int, err error) {
-	if n, err = unix.Write(fd, vecs[0]); err != nil {
-		return -1, err
-	}
-	return n, nil
+	return writeSocket(fd, vecs[0])
 }
 
 func decode(ev netpoll.IOEvent, flags netpoll.IOFlags) (readable, writable, hangup bool) {
@@ -40,6 +44,14 @@ func decode(ev netpoll.IOEvent, flags netpoll.IOFlags) (readable, writable, hang
 
 func unsentBytes(fd int) int {
 	n, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_NWRITE)
+	if err != nil {
+		return 0
+	}
+	return n
+}
+
+func receivedBytes(fd int) int {
+	n, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_NREAD)
 	if err != nil {
 		return 0
 	}

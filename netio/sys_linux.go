@@ -23,6 +23,15 @@ func readSocket(fd int, p []byte) (n int, err error) {
 	return int(r), nil
 }
 
+// writeSocket writes once; n is -1 with an errno.
+func writeSocket(fd int, p []byte) (n int, err error) {
+	r, _, errno := syscall.RawSyscall(unix.SYS_WRITE, uintptr(fd), uintptr(unsafe.Pointer(&p[0])), uintptr(len(p)))
+	if errno != 0 {
+		return -1, errno
+	}
+	return int(r), nil
+}
+
 const maxIovecs = 64
 
 // iovecs is the scratch of one loop's writes.
@@ -31,11 +40,7 @@ type iovecs [maxIovecs]unix.Iovec
 // write writes as much of vecs, none of them empty, as the socket takes at once; n is -1 with an errno.
 func (iov *iovecs) write(fd int, vecs [][]byte) (n int, err error) {
 	if len(vecs) == 1 {
-		r, _, errno := syscall.RawSyscall(unix.SYS_WRITE, uintptr(fd), uintptr(unsafe.Pointer(&vecs[0][0])), uintptr(len(vecs[0])))
-		if errno != 0 {
-			return -1, errno
-		}
-		return int(r), nil
+		return writeSocket(fd, vecs[0])
 	}
 	count := min(len(vecs), maxIovecs)
 	for i, b := range vecs[:count] {
@@ -60,6 +65,15 @@ func decode(ev netpoll.IOEvent, _ netpoll.IOFlags) (readable, writable, hangup b
 // unsentBytes is how much of what was written the peer has not acknowledged.
 func unsentBytes(fd int) int {
 	n, err := unix.IoctlGetInt(fd, unix.SIOCOUTQ)
+	if err != nil {
+		return 0
+	}
+	return n
+}
+
+// receivedBytes is how much the peer sent that was not read.
+func receivedBytes(fd int) int {
+	n, err := unix.IoctlGetInt(fd, unix.SIOCINQ)
 	if err != nil {
 		return 0
 	}

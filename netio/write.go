@@ -67,7 +67,7 @@ func (l *loop) performOne(op *session.Op, src *conn) {
 	}
 	switch op.Kind {
 	case session.OpWrite:
-		if c.werr != nil {
+		if c.werr != nil || c.shaking() { // before a handshake is over there is nobody to write to
 			return
 		}
 		l.view(c, op.Data)
@@ -134,8 +134,24 @@ func (l *loop) send(c *conn, src *conn) {
 		vecs = append(vecs, l.views[i-1].data)
 	}
 	l.vecs = vecs
+	c.first = 0
+	if c.tls != nil {
+		if err := l.seal(c, vecs); err != nil {
+			clear(l.vecs)
+			l.writeFailed(c, fmt.Errorf("TLS: %w", err))
+			return
+		}
+		clear(l.vecs)
+		l.pushSealed(c, src)
+		return
+	}
+	l.push(c, src, vecs)
+}
+
+// push writes vecs, which are in l.vecs, behind what is queued for c; bytes that the socket does not take are copied.
+func (l *loop) push(c *conn, src *conn, vecs [][]byte) {
 	relayed, answered := c.relayed, c.answered
-	c.first, c.relayed, c.answered = 0, false, false
+	c.relayed, c.answered = false, false
 	if c.out == nil {
 		var err error
 		if vecs, err = l.write(c, vecs); err != nil {

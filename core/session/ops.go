@@ -43,6 +43,8 @@ const (
 	NetResolve                       // the name did not resolve
 	NetWriteStalled                  // the peer took no byte for the write deadline
 	NetShutdown                      // the loop stops
+	NetTLSFailed                     // no TLS session: not trusted, nothing in common, not in time
+	NetPlaintext                     // an accepted connection that should speak TLS speaks something else
 )
 
 // OpKind is what an op asks of the loop.
@@ -53,7 +55,7 @@ const (
 	// OpWrite sends Data to Conn, after all that was sent before. Data is only valid while ops are performed: what the
 	// socket does not take now is copied.
 	OpWrite OpKind = iota
-	// OpDial opens a connection to Addr ("host:port", a literal IP or a name) for Endpoint.
+	// OpDial opens a connection to Addr ("host:port", a literal IP or a name) for Endpoint, with TLS where that is named.
 	OpDial
 	// OpClose ends Conn. With Flush, what was queued is sent first (bounded by the loop's flush deadline).
 	OpClose
@@ -72,11 +74,14 @@ type Op struct {
 	// Relay marks an OpWrite whose bytes came from the connection whose Data is being handled: if Conn's queue is above
 	// the high watermark afterwards, that connection is not read until the queue is below the low one. An OpWrite without Relay that
 	// leaves the queue above the high watermark stops the reading of Conn itself: who asks without taking answers is not heard.
-	Relay    bool
-	Conn     Conn
-	Data     []byte
-	Addr     string                // OpDial
-	Deny     func(netip.Addr) bool // OpDial: of every resolved address; true ends in NetDialDenied
-	Endpoint Endpoint
-	Report   *Report
+	Relay bool
+	Conn  Conn
+	Data  []byte
+	Addr  string // OpDial
+	TLS   string // OpDial: the name of a client's TLS configuration; "" is plaintext
+	// ServerName is the name, or IP address, that the certificate must be for.
+	ServerName string
+	Deny       func(netip.Addr) bool // OpDial: of every resolved address; true ends in NetDialDenied
+	Endpoint   Endpoint
+	Report     *Report
 }

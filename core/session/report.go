@@ -55,6 +55,8 @@ const (
 	CauseClientSilent
 	CauseClientNoConnect
 	CauseClientTLSHello
+	CauseClientTLSHandshake
+	CauseClientPlaintext
 	CauseClientHTTP
 	CauseClientFrame
 	CauseClientProtocol
@@ -65,6 +67,7 @@ const (
 	CauseBrokerDenied
 	CauseBrokerDial
 	CauseBrokerDialTimeout
+	CauseBrokerTLSHandshake
 	CauseBrokerHandshake
 	CauseBrokerError
 	CauseBrokerEOF
@@ -83,30 +86,33 @@ type causeInfo struct {
 }
 
 var causes = [causeCount]causeInfo{
-	CauseClientEOF:         {SideClient, "eof", true},
-	CauseClientReset:       {SideClient, "reset", true},
-	CauseClientStalled:     {SideClient, "stalled", true},
-	CauseClientSilent:      {SideClient, "silent", true},
-	CauseClientNoConnect:   {SideClient, "no_connect", true},
-	CauseClientTLSHello:    {SideClient, "tls_on_plaintext_port", false},
-	CauseClientHTTP:        {SideClient, "http_on_binary_port", false},
-	CauseClientFrame:       {SideClient, "malformed_frame", false},
-	CauseClientProtocol:    {SideClient, "protocol_violation", false},
-	CauseClientVersion:     {SideClient, "version_too_old", false},
-	CauseClientCredentials: {SideClient, "foreign_credentials", false},
-	CauseTargetRefused:     {SideClient, "target_refused", false},
-	CauseBrokerResolve:     {SideBroker, "name_not_resolved", true},
-	CauseBrokerDenied:      {SideBroker, "address_denied", false},
-	CauseBrokerDial:        {SideBroker, "dial_failed", true},
-	CauseBrokerDialTimeout: {SideBroker, "dial_timeout", true},
-	CauseBrokerHandshake:   {SideBroker, "handshake_timeout", true},
-	CauseBrokerError:       {SideBroker, "refused_connect", false},
-	CauseBrokerEOF:         {SideBroker, "eof", true},
-	CauseBrokerReset:       {SideBroker, "reset", true},
-	CauseBrokerStalled:     {SideBroker, "stalled", true},
-	CauseBrokerSilent:      {SideBroker, "silent", true},
-	CauseBrokerFrame:       {SideBroker, "malformed_frame", true},
-	CauseShutdown:          {SideProxy, "shutdown", true},
+	CauseClientEOF:          {SideClient, "eof", true},
+	CauseClientReset:        {SideClient, "reset", true},
+	CauseClientStalled:      {SideClient, "stalled", true},
+	CauseClientSilent:       {SideClient, "silent", true},
+	CauseClientNoConnect:    {SideClient, "no_connect", true},
+	CauseClientTLSHello:     {SideClient, "tls_on_plaintext_port", false},
+	CauseClientTLSHandshake: {SideClient, "tls_handshake", false},
+	CauseClientPlaintext:    {SideClient, "plaintext_on_tls_port", false},
+	CauseClientHTTP:         {SideClient, "http_on_binary_port", false},
+	CauseClientFrame:        {SideClient, "malformed_frame", false},
+	CauseClientProtocol:     {SideClient, "protocol_violation", false},
+	CauseClientVersion:      {SideClient, "version_too_old", false},
+	CauseClientCredentials:  {SideClient, "foreign_credentials", false},
+	CauseTargetRefused:      {SideClient, "target_refused", false},
+	CauseBrokerResolve:      {SideBroker, "name_not_resolved", true},
+	CauseBrokerDenied:       {SideBroker, "address_denied", false},
+	CauseBrokerDial:         {SideBroker, "dial_failed", true},
+	CauseBrokerDialTimeout:  {SideBroker, "dial_timeout", true},
+	CauseBrokerTLSHandshake: {SideBroker, "tls_handshake", false},
+	CauseBrokerHandshake:    {SideBroker, "handshake_timeout", true},
+	CauseBrokerError:        {SideBroker, "refused_connect", false},
+	CauseBrokerEOF:          {SideBroker, "eof", true},
+	CauseBrokerReset:        {SideBroker, "reset", true},
+	CauseBrokerStalled:      {SideBroker, "stalled", true},
+	CauseBrokerSilent:       {SideBroker, "silent", true},
+	CauseBrokerFrame:        {SideBroker, "malformed_frame", true},
+	CauseShutdown:           {SideProxy, "shutdown", true},
 }
 
 // Causes lists every cause, for registries that want each of them to exist from the start.
@@ -138,6 +144,10 @@ func clientCause(r NetReason) Cause {
 		return CauseClientStalled
 	case NetShutdown:
 		return CauseShutdown
+	case NetTLSFailed:
+		return CauseClientTLSHandshake
+	case NetPlaintext:
+		return CauseClientPlaintext
 	default:
 		return CauseClientReset
 	}
@@ -159,6 +169,8 @@ func brokerCause(r NetReason) Cause {
 		return CauseBrokerStalled
 	case NetShutdown:
 		return CauseShutdown
+	case NetTLSFailed:
+		return CauseBrokerTLSHandshake
 	default:
 		return CauseBrokerReset
 	}
