@@ -170,10 +170,6 @@ func measure(t *target, broker *process, p Params) (run Run, err error) {
 			return run, err
 		}
 	}
-	brokerBefore, err := processFootprint(broker.pid())
-	if err != nil {
-		return run, err
-	}
 	l, err := startLoad(p, t.addr)
 	if err != nil {
 		return run, err
@@ -223,11 +219,11 @@ func measure(t *target, broker *process, p Params) (run Run, err error) {
 		m["cpu_per_gb"] = cpu / (ops * float64(p.Size) / 1e9)
 	case "lookup":
 		m["cpu_per_100k_lookups"] = cpu * 1e5 / ops
-		now, err := processFootprint(broker.pid())
+		n, err := connectionsBetween(t.proc.pid(), broker.pid())
 		if err != nil {
 			return run, err
 		}
-		m["broker_connections"] = float64(now.Files - brokerBefore.Files)
+		m["broker_connections"] = float64(n)
 	case "churn":
 		m["cpu_per_10k_cycles"] = cpu * 1e4 / ops
 	case "hold":
@@ -394,7 +390,7 @@ func (r *Result) WriteRaw(root string) (file string, err error) {
 	if err != nil {
 		return "", err
 	}
-	file = filepath.Join(dir, r.Started.Format("20060102T150405")+"-"+strings.ReplaceAll(r.Params.Label(), " ", "-")+".json")
+	file = filepath.Join(dir, r.Started.Format("20060102T150405")+"-"+strings.NewReplacer(" ", "-", "/", "-per-", "×", "x").Replace(r.Params.Label())+".json")
 	return file, os.WriteFile(file, append(text, '\n'), 0o644)
 }
 

@@ -139,12 +139,17 @@ type stallLoad struct {
 }
 
 func newStallLoad(p Params, addr netip.AddrPort) (*stallLoad, error) {
-	healthy, err := newProduceLoad(p, addr)
+	small := p // the size of p is that of the messages that nobody reads
+	small.Size = healthySize
+	healthy, err := newProduceLoad(small, addr)
 	if err != nil {
 		return nil, err
 	}
 	return &stallLoad{produceLoad: healthy, p: p, addr: addr, lookups: newLookupTemplate()}, nil
 }
+
+// healthySize is the payload of the traffic that goes on, in bytes.
+const healthySize = 1 << 10
 
 // stallPermits is how many messages a consumer asks for that will never read them.
 const stallPermits = 1000

@@ -37,6 +37,7 @@ func (p Params) withDefaults() Params {
 	def(&p.Connections, 50)
 	def(&p.Producers, map[string]int{"switch": 100}[p.Scenario])
 	def(&p.Producers, 1)
+	def(&p.Size, map[string]int{"stall": 1 << 20}[p.Scenario])
 	def(&p.Size, 1024)
 	if p.Window == 0 {
 		switch p.Scenario {

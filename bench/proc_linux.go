@@ -95,6 +95,61 @@ func processFootprint(pid int) (f footprint, err error) {
 	return f, err
 }
 
+// connectionsBetween counts the TCP connections that one process has to another.
+func connectionsBetween(from, to int) (n int, err error) {
+	text, err := os.ReadFile("/proc/net/tcp")
+	if err != nil {
+		return 0, err
+	}
+	mine, err := socketsOf(from)
+	if err != nil {
+		return 0, err
+	}
+	theirs, err := socketsOf(to)
+	if err != nil {
+		return 0, err
+	}
+	return countConnections(string(text), mine, theirs), nil
+}
+
+// countConnections goes through the lines of /proc/net/tcp: an end among mine whose other end is among theirs.
+func countConnections(table string, mine, theirs map[string]bool) (n int) {
+	const local, remote, state, inode = 1, 2, 3, 9
+	const established = "01"
+	ends := map[string]bool{} // "local remote" of theirs
+	for line := range strings.Lines(table) {
+		if f := strings.Fields(line); len(f) > inode && f[state] == established && theirs[f[inode]] {
+			ends[f[local]+" "+f[remote]] = true
+		}
+	}
+	for line := range strings.Lines(table) {
+		if f := strings.Fields(line); len(f) > inode && f[state] == established && mine[f[inode]] && ends[f[remote]+" "+f[local]] {
+			n++
+		}
+	}
+	return n
+}
+
+// socketsOf are the inode numbers of a process's sockets.
+func socketsOf(pid int) (map[string]bool, error) {
+	dir := fmt.Sprintf("/proc/%d/fd", pid)
+	files, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	inodes := map[string]bool{}
+	for _, f := range files {
+		link, err := os.Readlink(filepath.Join(dir, f.Name()))
+		if err != nil {
+			continue // closed meanwhile
+		}
+		if inode, ok := strings.CutPrefix(link, "socket:["); ok {
+			inodes[strings.TrimSuffix(inode, "]")] = true
+		}
+	}
+	return inodes, nil
+}
+
 // machineBusy is the time that all processors together spent on anything, stolen time included.
 func machineBusy() (time.Duration, error) {
 	text, err := os.ReadFile("/proc/stat")

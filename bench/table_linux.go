@@ -56,7 +56,7 @@ func number(v float64) string {
 		return strconv.FormatFloat(v, 'f', 0, 64)
 	case a >= 10:
 		return strconv.FormatFloat(v, 'f', 1, 64)
-	case a >= 1 || v == 0:
+	case a >= 0.1 || v == 0:
 		return strconv.FormatFloat(v, 'f', 2, 64)
 	}
 	return strconv.FormatFloat(v, 'g', 2, 64)
