@@ -100,6 +100,9 @@ func TestWhatIsNotTheProtocolIsClosedAtOnce(t *testing.T) {
 			if n := r.closed(t, "client", c.reason) - counted; n != 1 {
 				t.Errorf("counted %v times", n)
 			}
+			r.await(t, "line", func() bool { // it is written after the count
+				return len(r.log.with("client connection closed", "reason=client_"+c.reason)) > lines
+			})
 			said := r.log.with("client connection closed", "reason=client_"+c.reason)
 			if len(said)-lines != 1 {
 				t.Errorf("%d lines: %q", len(said)-lines, said[lines:])
