@@ -104,25 +104,28 @@ func ParseBrokerURL(brokerURL string) (addr string, tls bool, err error) {
 	return addr, scheme == "pulsar+ssl", nil
 }
 
-// parseServiceURL takes "pulsar://h1:6650,h2" apart; 6650 is the default port.
-func parseServiceURL(serviceURL string) ([]string, error) {
+// parseServiceURL takes "pulsar://h1:6650,h2" or "pulsar+ssl://h1:6651,h2" apart; 6650 and 6651 are the default ports.
+func parseServiceURL(serviceURL string) (addrs []string, tls bool, err error) {
 	list, ok := strings.CutPrefix(serviceURL, "pulsar://")
+	port := ":6650"
 	if !ok {
-		return nil, fmt.Errorf("service URL %q: it does not begin with pulsar://", serviceURL)
+		if list, tls = strings.CutPrefix(serviceURL, "pulsar+ssl://"); !tls {
+			return nil, false, fmt.Errorf("service URL %q: it does not begin with pulsar:// or pulsar+ssl://", serviceURL)
+		}
+		port = ":6651"
 	}
-	var addrs []string
 	for addr := range strings.SplitSeq(strings.TrimSuffix(list, "/"), ",") {
 		_, _, err := splitAddr(addr)
 		if errors.Is(err, errNoPort) {
-			addr += ":6650"
+			addr += port
 			_, _, err = splitAddr(addr)
 		}
 		if err != nil {
-			return nil, fmt.Errorf("service URL %q: host %q: %w", serviceURL, addr, err)
+			return nil, false, fmt.Errorf("service URL %q: host %q: %w", serviceURL, addr, err)
 		}
 		addrs = append(addrs, addr)
 	}
-	return addrs, nil
+	return addrs, tls, nil
 }
 
 // allowed is one pattern of an allow-list.

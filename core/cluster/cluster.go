@@ -20,9 +20,14 @@ import (
 type Config struct {
 	// Name is 1 to 63 letters, digits or - = : . _ and is shown in logs, metrics and tagged addresses.
 	Name string
-	// ServiceURLs are static addresses: "pulsar://h1:6650,h2:6650", one or more. May be empty when brokers are discovered.
+	// ServiceURLs are static addresses: "pulsar://h1:6650,h2:6650", one or more. May be empty when brokers are discovered. All have
+	// the same scheme; with pulsar+ssl:// brokers are spoken to by TLS.
 	ServiceURLs []string
-	WebURL      string
+	// TLS says so for discovered brokers.
+	TLS bool
+	// ServerName is what the certificate of every broker must be for; "" is the host of its logical address.
+	ServerName string
+	WebURL     string
 	// ListenerName is asked for in lookups; "" for none.
 	ListenerName string
 	// Allow lists brokers that clients may name although discovery does not know them: "host-glob:port" or "host-glob:low-high"
@@ -36,7 +41,7 @@ type Config struct {
 
 // Broker is one broker that discovery found.
 type Broker struct {
-	// Addr is its logical "host:port": that of pulsarServiceUrl.
+	// Addr is its logical "host:port": that of pulsarServiceUrl, or of pulsarServiceUrlTls for a cluster with TLS.
 	Addr string
 	// Aliases are those of its advertised listeners.
 	Aliases []string
@@ -69,6 +74,7 @@ func (c Capabilities) Known() bool { return c.ProtocolVersion != 0 }
 // Cluster is one cluster of a Set. It is immutable; slices and maps it hands out must not be changed.
 type Cluster struct {
 	config       Config
+	tls          bool
 	static       []string          // from ServiceURLs
 	allow        []allowed         // from Config.Allow
 	resolve      map[string]string // by brokerKey
@@ -120,16 +126,21 @@ func NewSet(configs []Config, keys TagKeys) (*Set, error) {
 }
 
 func newCluster(config Config) (*Cluster, error) {
-	c := &Cluster{config: config, resolve: map[string]string{}}
+	c := &Cluster{config: config, tls: config.TLS, resolve: map[string]string{}}
 	var faults []error
 	fault := func(err error) { faults = append(faults, fmt.Errorf("cluster %q: %w", config.Name, err)) }
 	if !validName(config.Name) {
 		fault(errors.New("the name must be 1 to 63 letters, digits or - = : . _"))
 	}
-	for _, u := range config.ServiceURLs {
-		addrs, err := parseServiceURL(u)
-		if err != nil {
+	for i, u := range config.ServiceURLs {
+		addrs, tls, err := parseServiceURL(u)
+		switch {
+		case err != nil:
 			fault(err)
+		case i == 0 && !config.TLS:
+			c.tls = tls
+		case tls != c.tls:
+			fault(fmt.Errorf("service URL %q: all brokers of a cluster must be spoken to in the same way, by TLS (pulsar+ssl://) or without", u))
 		}
 		c.static = append(c.static, addrs...)
 	}
@@ -296,6 +307,35 @@ func (c *Cluster) DialAddr(broker string) string {
 		return addr
 	}
 	return broker
+}
+
+// TLS tells whether the brokers are spoken to by TLS, all of them.
+func (c *Cluster) TLS() bool { return c.tls }
+
+// ServerName is what the certificate of a broker must be for: a host name or an IP address.
+func (c *Cluster) ServerName(broker string) string {
+	if c.config.ServerName != "" {
+		return c.config.ServerName
+	}
+	host, _, err := splitAddr(broker)
+	if err != nil {
+		return broker
+	}
+	return hostKey(host)
+}
+
+// OwnURL chooses, of the two URLs that a broker of this cluster names for itself or another one, the one that it is to be dialled by.
+// missing is the field that should hold it, where it does not.
+func (c *Cluster) OwnURL(plain, tls string) (brokerURL, missing string) {
+	switch {
+	case c.tls && tls == "":
+		return "", "brokerServiceUrlTls"
+	case c.tls:
+		return tls, ""
+	case plain == "":
+		return "", "brokerServiceUrl"
+	}
+	return plain, ""
 }
 
 // Denies tells whether a resolved address must not be dialled for this cluster.

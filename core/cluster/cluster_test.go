@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -48,7 +49,8 @@ func TestEveryFaultOfAConfigurationIsNamed(t *testing.T) {
 	keys := testKeys(t)
 	_, err := NewSet([]Config{
 		{Name: ""}, {Name: "a b"}, {Name: strings.Repeat("x", 64)}, {Name: "twice"}, {Name: "twice"},
-		{Name: "u", ServiceURLs: []string{"pulsar+ssl://h:6651", "h:6650", "pulsar://h1:6650,h2:0", "pulsar://"}},
+		{Name: "u", ServiceURLs: []string{"pulsar://h:6650", "pulsar+ssl://h:6651", "h:6650", "pulsar://h1:6650,h2:0", "pulsar://"}},
+		{Name: "v", TLS: true, ServiceURLs: []string{"pulsar://plain:6650"}},
 		{Name: "p", Allow: []string{"h", "h:0", "h:9-8", ":6650", "h:http", "a/b:1"}},
 		{Name: "r", Resolve: map[string]string{"broker": "10.0.0.1:6650", "broker:6650": "pulsar://x"}},
 	}, keys)
@@ -57,7 +59,7 @@ func TestEveryFaultOfAConfigurationIsNamed(t *testing.T) {
 	}
 	for _, want := range []string{
 		`cluster ""`, `cluster "a b"`, "1 to 63 letters", `"twice" is configured twice`,
-		`"pulsar+ssl://h:6651"`, `"h:6650"`, `"h2:0"`, `"pulsar://"`, `pattern "h"`, `pattern "h:0"`, "range is empty", `pattern ":6650"`, `pattern "h:http"`, `pattern "a/b:1"`,
+		`"pulsar+ssl://h:6651": all brokers`, `"pulsar://plain:6650": all brokers`, `"h:6650"`, `"h2:0"`, `"pulsar://"`, `pattern "h"`, `pattern "h:0"`, "range is empty", `pattern ":6650"`, `pattern "h:http"`, `pattern "a/b:1"`,
 		`address "broker": it has no port`, `address "pulsar://x": it has a scheme`,
 	} {
 		if !strings.Contains(err.Error(), want) {
@@ -286,6 +288,40 @@ func TestWhatResolveNamesIsKnown(t *testing.T) {
 	for _, name := range set.Names() {
 		if c, _ := set.Get(name); !c.Knows("broker-0:6650") {
 			t.Errorf("cluster %s does not know broker-0:6650, which its resolve names", name)
+		}
+	}
+}
+
+func TestAClusterIsSpokenToByTLSOrNot(t *testing.T) {
+	set := mustSet(t, Config{Name: "plain", ServiceURLs: []string{"pulsar://h1,h2:1"}}, Config{Name: "tls", ServiceURLs: []string{"pulsar+ssl://H1.,[::1]:1"}},
+		Config{Name: "named", TLS: true, ServerName: "broker.example.com"})
+	for name, want := range map[string]struct {
+		tls          bool
+		brokers      string
+		serverName   string
+		url, missing string // of a broker that tells a plaintext URL only
+	}{
+		"plain": {false, "[h1:6650 h2:1]", "broker-0", "pulsar://p:1", ""},
+		"tls":   {true, "[H1.:6651 [::1]:1]", "broker-0", "", "brokerServiceUrlTls"},
+		"named": {true, "[]", "broker.example.com", "", "brokerServiceUrlTls"},
+	} {
+		c, _ := set.Get(name)
+		if c.TLS() != want.tls || fmt.Sprint(c.Brokers()) != want.brokers || c.ServerName("Broker-0.:6651") != want.serverName {
+			t.Errorf("%s: TLS %v, brokers %v, server name %q; want %+v", name, c.TLS(), c.Brokers(), c.ServerName("Broker-0.:6651"), want)
+		}
+		if url, missing := c.OwnURL("pulsar://p:1", ""); url != want.url || missing != want.missing {
+			t.Errorf("%s: of a plaintext URL it takes %q and misses %q; want %+v", name, url, missing, want)
+		}
+		if url, missing := c.OwnURL("pulsar://p:1", "pulsar+ssl://s:1"); missing != "" || (url == "pulsar+ssl://s:1") != want.tls {
+			t.Errorf("%s: of both URLs it takes %q and misses %q", name, url, missing)
+		}
+	}
+	if c, _ := set.Get("tls"); c.ServerName("[::1]:1") != "::1" {
+		t.Errorf("the server name of an IPv6 address is %q", c.ServerName("[::1]:1"))
+	}
+	if c, _ := set.Get("plain"); true {
+		if _, missing := c.OwnURL("", "pulsar+ssl://s:1"); missing != "brokerServiceUrl" {
+			t.Errorf("a cluster without TLS misses %q", missing)
 		}
 	}
 }

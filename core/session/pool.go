@@ -225,7 +225,7 @@ func (p *pool) finish(now time.Time, q *question, a Answer) {
 func (p *pool) dispatch(now time.Time, q *question) {
 	c, ok := p.sh.cfg.Clusters().Get(q.cluster)
 	if !ok {
-		p.finish(now, q, failure(RefusedUnknownCluster, codec.ErrorMetadata, fmt.Sprintf("cluster %q is no longer configured", q.cluster)))
+		p.finish(now, q, noLongerConfigured(q.cluster))
 		return
 	}
 	broker := q.broker
@@ -336,15 +336,26 @@ func (q *question) handleResponse(now time.Time, cmd *pulsarpb.BaseCommand) {
 
 func (q *question) handleLookupResponse(now time.Time, up *upstream, r *pulsarpb.CommandLookupTopicResponse, a Answer) {
 	p := q.pool
-	broker, _, err := cluster.ParseBrokerURL(r.GetBrokerServiceUrl())
+	set := p.sh.cfg.Clusters()
+	c, ok := set.Get(q.cluster)
+	if !ok {
+		p.finish(now, q, noLongerConfigured(q.cluster))
+		return
+	}
+	url, missing := c.OwnURL(r.GetBrokerServiceUrl(), r.GetBrokerServiceUrlTls())
+	if missing != "" {
+		p.finish(now, q, failure(RefusedClusterDisagrees, codec.ErrorMetadata,
+			fmt.Sprintf("broker %s of cluster %q answered the lookup of %s without %s, and the cluster is configured %s: give the broker (and its advertised listener) such an address, or change clusters.%s",
+				up.key.broker, q.cluster, q.topic, missing, map[bool]string{true: "with TLS", false: "without TLS"}[c.TLS()], q.cluster)))
+		return
+	}
+	broker, _, err := cluster.ParseBrokerURL(url)
 	if err != nil {
 		p.finish(now, q, failure(RefusedClusterDisagrees, codec.ErrorMetadata,
 			fmt.Sprintf("broker %s of cluster %q answered the lookup of %s with an address that cannot be used: %v", up.key.broker, q.cluster, q.topic, err)))
 		return
 	}
-	set := p.sh.cfg.Clusters()
-	c, ok := set.Get(q.cluster)
-	if ok && !c.Knows(broker) {
+	if !c.Knows(broker) {
 		if other := knownElsewhere(set, broker); other != "" {
 			p.finish(now, q, failure(RefusedClusterDisagrees, codec.ErrorMetadata,
 				fmt.Sprintf("map and cluster disagree: the map says that %s is in cluster %q, whose broker sends to %s of cluster %q", q.topic, q.cluster, broker, other)))
@@ -368,6 +379,10 @@ func (q *question) handleLookupResponse(now time.Time, up *upstream, r *pulsarpb
 	}
 	a.Broker, a.Tagged = broker, set.Tag(q.cluster, broker)
 	p.finish(now, q, a)
+}
+
+func noLongerConfigured(name string) Answer {
+	return failure(RefusedUnknownCluster, codec.ErrorMetadata, fmt.Sprintf("cluster %q is no longer configured", name))
 }
 
 func knownElsewhere(set *cluster.Set, broker string) string {

@@ -122,6 +122,7 @@ func testSet(t testing.TB) *cluster.Set {
 	set, err := cluster.NewSet([]cluster.Config{
 		{Name: "a", ServiceURLs: []string{"pulsar://broker-0:6650"}, Resolve: map[string]string{"broker-0:6650": "10.0.0.1:6650", "broker-1:6650": "10.0.0.2:6650"}},
 		{Name: "b", ServiceURLs: []string{"pulsar://broker-0:6650"}, Resolve: map[string]string{"broker-0:6650": "10.0.1.1:6650"}},
+		{Name: "s", ServiceURLs: []string{"pulsar+ssl://Broker-0.:6651"}, Resolve: map[string]string{"broker-0:6651": "10.0.2.1:6651", "broker-1:6651": "10.0.2.2:6651"}},
 	}, keys)
 	if err != nil {
 		t.Fatal(err)
@@ -267,7 +268,7 @@ func (p *player) change(f func() (*route.Table, error)) error {
 	return err
 }
 
-var netReasons = map[string]NetReason{"eof": NetEOF, "reset": NetReset, "refused": NetDialFailed, "timeout": NetDialTimeout, "denied": NetDialDenied, "unresolved": NetResolve, "stalled": NetWriteStalled}
+var netReasons = map[string]NetReason{"eof": NetEOF, "reset": NetReset, "refused": NetDialFailed, "timeout": NetDialTimeout, "denied": NetDialDenied, "unresolved": NetResolve, "stalled": NetWriteStalled, "tls": NetTLSFailed, "plaintext": NetPlaintext}
 
 func (p *player) connectionEvent(words []string) error {
 	name := words[0]
@@ -345,7 +346,11 @@ func (p *player) perform() {
 				p.dials++
 				name := fmt.Sprintf("d%d", p.dials)
 				p.endpoints[name] = op.Endpoint
-				p.note("%s dial %s", name, op.Addr)
+				if op.TLS != "" {
+					p.note("%s dial %s tls=%s server_name=%s", name, op.Addr, op.TLS, op.ServerName)
+				} else {
+					p.note("%s dial %s", name, op.Addr)
+				}
 			case OpClose:
 				p.note("close %s", name)
 				delete(p.endpoints, name)

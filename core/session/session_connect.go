@@ -78,7 +78,7 @@ func (s *Session) startLeg(now time.Time, cmd *pulsarpb.BaseCommand) {
 	cmd.Connect.ProxyToBrokerUrl = nil
 	s.state = stateConnecting
 	s.leg = &leg{s: s, cluster: target.Cluster, broker: target.Broker, connect: codec.AppendCommand(nil, cmd)}
-	s.sh.ops = append(s.sh.ops, Op{Kind: OpDial, Addr: c.DialAddr(target.Broker), Deny: c.Denies, Endpoint: s.leg})
+	s.sh.dial(c, target.Broker, s.leg)
 	s.sh.timers.set(&s.timer, now.Add(s.sh.cfg.HandshakeTimeout))
 }
 

@@ -308,14 +308,16 @@ func (l *leg) brokerClosed(h *handle, cmd *pulsarpb.BaseCommand) {
 // rewriteAssigned turns a broker's own addresses into tagged ones. Nothing is suggested when the topic is no longer
 // mapped to the broker's cluster: the client has to ask.
 func (l *leg) rewriteAssigned(h *handle, plain, tls string) (*string, *string) {
-	url := plain
-	if url == "" {
-		url = tls
-	}
-	if url == "" || h == nil || l.s.sh.mappedCluster(h.full) != l.cluster {
+	set := l.s.sh.cfg.Clusters()
+	c, ok := set.Get(l.cluster)
+	if !ok {
 		return nil, nil
 	}
-	newPlain, newTLS, err := l.s.sh.cfg.Clusters().TagURL(l.cluster, url)
+	url, missing := c.OwnURL(plain, tls)
+	if missing != "" || h == nil || l.s.sh.mappedCluster(h.full) != l.cluster {
+		return nil, nil
+	}
+	newPlain, newTLS, err := set.TagURL(l.cluster, url)
 	if err != nil {
 		return nil, nil
 	}

@@ -120,6 +120,15 @@ func (sh *Shard) write(c Conn, data []byte, relay bool) {
 	sh.ops = append(sh.ops, Op{Kind: OpWrite, Conn: c, Data: data, Relay: relay})
 }
 
+// dial has ep connected to a broker.
+func (sh *Shard) dial(c *cluster.Cluster, broker string, ep Endpoint) {
+	op := Op{Kind: OpDial, Addr: c.DialAddr(broker), Deny: c.Denies, Endpoint: ep}
+	if c.TLS() {
+		op.TLS, op.ServerName = c.Name(), c.ServerName(broker)
+	}
+	sh.ops = append(sh.ops, op)
+}
+
 func (sh *Shard) report(r Report) {
 	sh.ops = append(sh.ops, Op{Kind: OpReport, Report: &r})
 }

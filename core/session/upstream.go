@@ -42,7 +42,7 @@ func (p *pool) upstream(now time.Time, c *cluster.Cluster, broker string, id *id
 	p.upstreams[key] = up
 	p.sh.counters.UpstreamConns.Add(1)
 	p.sh.counters.cluster(key.cluster).UpstreamConns.Add(1)
-	p.sh.ops = append(p.sh.ops, Op{Kind: OpDial, Addr: c.DialAddr(broker), Deny: c.Denies, Endpoint: up})
+	p.sh.dial(c, broker, up)
 	p.sh.timers.set(&up.timer, now.Add(p.sh.cfg.HandshakeTimeout))
 	return up
 }

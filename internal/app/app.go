@@ -6,6 +6,7 @@ package app
 import (
 	"context"
 	"crypto/rand"
+	"crypto/tls"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -107,8 +108,8 @@ func newOn(ctx context.Context, st store.Store, cfg *config.Config, log *slog.Lo
 		return nil, fmt.Errorf("listeners.ops %s: %w", cfg.Listeners.Ops, err)
 	}
 	a.info = store.Proxy{
-		ID: cfg.ID(a.PulsarAddr()), Incarnation: incarnation(), Version: Version,
-		Advertised: cfg.PulsarURL(a.PulsarAddr()), Ops: cfg.OpsURL(a.opsLn.Addr().String()),
+		ID: cfg.ID(a.mainAddr()), Incarnation: incarnation(), Version: Version,
+		Advertised: cfg.PulsarURL(a.mainAddr(), a.PulsarAddr() == ""), Ops: cfg.OpsURL(a.opsLn.Addr().String()),
 		Clusters: slices.Sorted(slices.Values(set.Names())), Started: time.Now().UTC(), Live: true,
 	}
 	registry := prometheus.NewRegistry()
@@ -185,7 +186,10 @@ func clusterSet(cfg *config.Config, keys cluster.TagKeys, log *slog.Logger) (*cl
 	var configs []cluster.Config
 	for name, c := range cfg.Clusters {
 		one := cluster.Config{
-			Name: name, WebURL: c.WebURL, ListenerName: c.ListenerName, Allow: c.Allow, Resolve: c.Resolve, AllowLinkLocal: c.AllowLinkLocal,
+			Name: name, TLS: c.TLS != nil, WebURL: c.WebURL, ListenerName: c.ListenerName, Allow: c.Allow, Resolve: c.Resolve, AllowLinkLocal: c.AllowLinkLocal,
+		}
+		if c.TLS != nil {
+			one.ServerName = c.TLS.ServerName
 		}
 		if c.ServiceURL != "" {
 			one.ServiceURLs = []string{c.ServiceURL}
@@ -215,12 +219,20 @@ func (a *App) openEngine() error {
 	if _, err := rand.Read(seed[:]); err != nil {
 		return err
 	}
-	var err error
+	listeners, err := a.listeners()
+	if err != nil {
+		return err
+	}
+	clientTLS, err := clusterTLS(a.cfg, a.clusters.set.Load())
+	if err != nil {
+		return err
+	}
 	a.engine, err = netio.New(netio.Config{
-		Listeners: []netio.Listener{{Network: "tcp", Addr: a.cfg.Listeners.Pulsar}},
+		Listeners: listeners,
 		Loops:     a.cfg.Loops,
 		HighWater: l.HighWatermark.Bytes(), LowWater: l.LowWatermark.Bytes(), BufferMemory: int64(l.BufferMemory.Bytes()),
 		MaxRest: l.ControlFrame.Bytes() + 1<<20, DialTimeout: l.DialTimeout.Std(), WriteStall: l.WriteStallTimeout.Std(), MaxConns: l.Connections,
+		HandshakeTimeout: l.TLSHandshakeTimeout.Std(), ClientTLS: func(name string) *tls.Config { return clientTLS[name] },
 		NewShard: func(loop int) netio.Shard {
 			sh := session.NewShard(sc, loop, uint64(seed[0])|uint64(seed[1])<<8|uint64(seed[2])<<16|uint64(seed[3])<<24)
 			a.shards = append(a.shards, sh)
@@ -230,7 +242,7 @@ func (a *App) openEngine() error {
 		Fault:  func(err error) { a.log.Error("event loop", "err", err) },
 	})
 	if err != nil {
-		return fmt.Errorf("listeners.pulsar %s: %w", a.cfg.Listeners.Pulsar, err)
+		return fmt.Errorf("listeners.pulsar %q, listeners.pulsar_tls %q: %w", a.cfg.Listeners.Pulsar, a.cfg.Listeners.PulsarTLS, err)
 	}
 	return nil
 }
@@ -245,8 +257,56 @@ func incarnation() string {
 	return hex.EncodeToString(b[:])
 }
 
-// PulsarAddr is the address that the binary listener is bound to.
-func (a *App) PulsarAddr() string { return a.engine.Addrs()[0].String() }
+// listeners are the configured ones, the one without TLS first.
+func (a *App) listeners() (all []netio.Listener, err error) {
+	if addr := a.cfg.Listeners.Pulsar; addr != "" {
+		all = append(all, netio.Listener{Network: "tcp", Addr: addr})
+	}
+	if addr := a.cfg.Listeners.PulsarTLS; addr != "" {
+		server, err := a.cfg.TLS.Server(time.Now())
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, netio.Listener{Network: "tcp", Addr: addr, TLS: server})
+	}
+	return all, nil
+}
+
+// clusterTLS are the configurations for the brokers of the clusters that have TLS, by name of the cluster.
+func clusterTLS(cfg *config.Config, set *cluster.Set) (map[string]*tls.Config, error) {
+	all := make(map[string]*tls.Config)
+	for name, c := range cfg.Clusters {
+		if one, ok := set.Get(name); !ok || !one.TLS() {
+			continue
+		}
+		client, err := c.TLS.Client(name)
+		if err != nil {
+			return nil, err
+		}
+		all[name] = client
+	}
+	return all, nil
+}
+
+// PulsarAddr is the address that the binary listener without TLS is bound to; "" when there is none.
+func (a *App) PulsarAddr() string {
+	if a.cfg.Listeners.Pulsar == "" {
+		return ""
+	}
+	return a.mainAddr()
+}
+
+// PulsarTLSAddr is the address that the binary listener with TLS is bound to; "" when there is none.
+func (a *App) PulsarTLSAddr() string {
+	if a.cfg.Listeners.PulsarTLS == "" {
+		return ""
+	}
+	addrs := a.engine.Addrs()
+	return addrs[len(addrs)-1].String()
+}
+
+// mainAddr is the one that a proxy is named by.
+func (a *App) mainAddr() string { return a.engine.Addrs()[0].String() }
 
 // OpsURL is the address of the operations port.
 func (a *App) OpsURL() string { return "http://" + a.opsLn.Addr().String() }
@@ -282,7 +342,7 @@ func (a *App) Run(ctx context.Context) error {
 	if err == nil && ctx.Err() == nil {
 		part("clusters", func() error { a.clusters.run(life); return nil })
 		part("registration", func() error { a.keepRegistered(life); return nil })
-		a.log.Info("pointsman is serving", "version", Version, "pulsar", a.PulsarAddr(), "ops", a.OpsURL(), "id", a.info.ID, "clusters", strings.Join(a.info.Clusters, ","))
+		a.log.Info("pointsman is serving", "version", Version, "pulsar", a.PulsarAddr(), "pulsar_tls", a.PulsarTLSAddr(), "ops", a.OpsURL(), "id", a.info.ID, "clusters", strings.Join(a.info.Clusters, ","))
 		select {
 		case <-ctx.Done():
 		case err = <-fatal:

@@ -82,14 +82,21 @@ func (k *clusterKeeper) discover(ctx context.Context, name string, source zk.Dis
 
 // brokerOf takes the addresses of one registration.
 func (k *clusterKeeper) brokerOf(name string, b zk.Broker) (broker cluster.Broker, ok bool) {
-	addr, _, err := cluster.ParseBrokerURL(b.ServiceURL)
-	if err != nil {
-		k.log.Warn("a broker registers no plaintext address that can be used", "cluster", name, "broker", b.ID, "err", err)
+	c, ok := k.set.Load().Get(name)
+	if !ok {
+		return cluster.Broker{}, false
+	}
+	url, missing := c.OwnURL(b.ServiceURL, b.ServiceURLTLS)
+	addr, _, err := cluster.ParseBrokerURL(url)
+	if missing != "" || err != nil {
+		need := map[bool]string{true: "pulsarServiceUrlTls, and the cluster is configured with TLS", false: "pulsarServiceUrl, and the cluster is configured without TLS"}[c.TLS()]
+		k.log.Warn("a broker registers no address that can be used; it is left out", "cluster", name, "broker", b.ID, "needed", need, "err", err)
 		return cluster.Broker{}, false
 	}
 	broker.Addr = addr
 	for _, l := range b.Listeners {
-		if alias, _, err := cluster.ParseBrokerURL(l.ServiceURL); err == nil && alias != addr {
+		url, _ := c.OwnURL(l.ServiceURL, l.ServiceURLTLS)
+		if alias, _, err := cluster.ParseBrokerURL(url); err == nil && alias != addr {
 			broker.Aliases = append(broker.Aliases, alias)
 		}
 	}

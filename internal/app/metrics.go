@@ -157,6 +157,9 @@ func (c *collector) add() {
 	c.loops(prometheus.CounterValue, "pointsman_loop_reads_total", "read system calls.", func(l netio.LoopStats) float64 { return float64(l.Reads) })
 	c.loops(prometheus.CounterValue, "pointsman_loop_writes_total", "write system calls.", func(l netio.LoopStats) float64 { return float64(l.Writes) })
 	c.loops(prometheus.CounterValue, "pointsman_loop_spliced_bytes_total", "Bytes that were moved inside the kernel.", func(l netio.LoopStats) float64 { return float64(l.SplicedBytes) })
+	c.loops(prometheus.GaugeValue, "pointsman_loop_tls_handshakes_running", "TLS handshakes under way, with clients and brokers.", func(l netio.LoopStats) float64 { return float64(l.Handshaking) })
+	c.loops(prometheus.CounterValue, "pointsman_loop_tls_handshakes_total", "TLS handshakes completed.", func(l netio.LoopStats) float64 { return float64(l.Handshakes) })
+	c.loops(prometheus.CounterValue, "pointsman_loop_tls_handshake_failures_total", "TLS handshakes that failed; the log and pointsman_closed_connections_total say why.", func(l netio.LoopStats) float64 { return float64(l.HandshakeFailures) })
 	c.loops(prometheus.CounterValue, "pointsman_loop_ports_used_up_total", "Dials that failed because no source port was free.", func(l netio.LoopStats) float64 { return float64(l.PortsUsedUp) })
 }
 

@@ -16,9 +16,10 @@ import (
 // what docs/configuration.md says of it. Default holds the defaults.
 type Config struct {
 	Listeners        Listeners           `key:"listeners" doc:"Addresses that this proxy listens on."`
-	AdvertisedURL    string              `key:"advertised_url" doc:"Address under which clients reach the proxies (normally the balancer's); shown to operators, never dialled. Empty: this host's name and the port of listeners.pulsar."`
+	TLS              TLS                 `key:"tls" doc:"What clients see on listeners.pulsar_tls."`
+	AdvertisedURL    string              `key:"advertised_url" doc:"Address under which clients reach the proxies (normally the balancer's); shown to operators, never dialled: pulsar:// or pulsar+ssl://. Empty: this host's name and the port of listeners.pulsar, or of listeners.pulsar_tls without that."`
 	AdvertisedOpsURL string              `key:"advertised_ops_url" doc:"Address under which the other proxies reach this one's operations port: a change that would move topics is refused unless every proxy can be asked. Empty: derived from listeners.ops."`
-	ProxyID          string              `key:"proxy_id" doc:"Name of this proxy among the others; must be unique and stay the same over restarts. Empty: host name and port of listeners.pulsar."`
+	ProxyID          string              `key:"proxy_id" doc:"Name of this proxy among the others; must be unique and stay the same over restarts. Empty: host name and port of listeners.pulsar (or pulsar_tls)."`
 	Store            Store               `key:"store" doc:"Where the map topic → cluster lives."`
 	StateDir         string              `key:"state_dir" doc:"Directory for the last good map, which is served after a restart while ZooKeeper is away. Not needed with the file store."`
 	DefaultCluster   string              `key:"default_cluster" doc:"Cluster of everything that no entry and no rule maps. Empty: such topics are refused."`
@@ -35,8 +36,16 @@ type Config struct {
 
 // Listeners are "host:port" addresses; port 0 picks a free one.
 type Listeners struct {
-	Pulsar string `key:"pulsar" doc:"Binary protocol (the official proxy's servicePort)."`
-	Ops    string `key:"ops" doc:"Operations port: control API, /metrics, /healthz, /readyz. It has no authentication: keep it on loopback or behind a network policy."`
+	Pulsar    string `key:"pulsar" doc:"Binary protocol without TLS (the official proxy's servicePort). Empty (written \"\"): none."`
+	PulsarTLS string `key:"pulsar_tls" doc:"Binary protocol with TLS (the official proxy's servicePortTls), as in 0.0.0.0:6651; needs tls. Empty: none."`
+	Ops       string `key:"ops" doc:"Operations port: control API, /metrics, /healthz, /readyz. It has no authentication: keep it on loopback or behind a network policy."`
+}
+
+// TLS is the certificate of the TLS listener.
+type TLS struct {
+	CertificateFile string `key:"certificate_file" doc:"Certificate chain (PEM), the server's own first (the official proxy's tlsCertificateFilePath). It must be for the name that clients connect to."`
+	KeyFile         string `key:"key_file" doc:"Its private key (PEM, without a password; the official proxy's tlsKeyFilePath)."`
+	MinVersion      string `key:"min_version" doc:"Oldest version of TLS that is spoken with clients: 1.2 or 1.3."`
 }
 
 // Store says where the map lives.
@@ -52,12 +61,19 @@ type Store struct {
 // Cluster is one Pulsar cluster. Exactly one of MetadataStore and ServiceURL is set.
 type Cluster struct {
 	MetadataStore  string            `key:"metadata_store" doc:"That cluster's ZooKeeper, for broker discovery, as in zk:h1:2181,h2:2181/chroot (the official proxy's metadataStoreUrl). Either this or service_url."`
-	ServiceURL     string            `key:"service_url" doc:"Brokers to ask, as in pulsar://h1:6650,h2:6650 (the official proxy's brokerServiceURL, but several). Either this or metadata_store."`
+	ServiceURL     string            `key:"service_url" doc:"Brokers to ask, as in pulsar://h1:6650,h2:6650, or pulsar+ssl://h1:6651,h2:6651 for TLS (the official proxy's brokerServiceURL and brokerServiceURLTLS, but several). Either this or metadata_store."`
+	TLS            *ClusterTLS       `key:"tls" doc:"TLS to the brokers. With metadata_store its presence alone, even tls: {}, has the brokers' TLS addresses used; with service_url the scheme pulsar+ssl:// decides."`
 	WebURL         string            `key:"web_url" doc:"Admin address of the cluster, as in http://h1:8080."`
 	Allow          []string          `key:"allow" doc:"Broker addresses, besides the discovered ones, that clients may be connected to: host:port, with * in the host, and lo-hi or * as port."`
 	AllowLinkLocal bool              `key:"allow_link_local" doc:"Also dial link-local addresses (169.254.0.0/16, fe80::/10); cloud metadata services live there."`
 	ListenerName   string            `key:"listener_name" doc:"Advertised listener that lookups ask for when the client names none."`
 	Resolve        map[string]string `key:"resolve" doc:"Where to dial a broker's advertised host:port instead; tells brokers of the same name in two clusters apart."`
+}
+
+// ClusterTLS is how the brokers of a cluster are verified: always by chain and name.
+type ClusterTLS struct {
+	CAFile     string `key:"ca_file" doc:"Certificates (PEM) of the authorities that the brokers' certificates must come from (the official proxy's brokerClientTrustCertsFilePath). Empty: the system's."`
+	ServerName string `key:"server_name" doc:"Name that every broker's certificate must be for. Empty: the host in the broker's own address, wherever resolve dials it."`
 }
 
 // Limits bound what one proxy takes on. Nothing in Pointsman is unlimited.
@@ -73,6 +89,7 @@ type Limits struct {
 	ConnectTimeout       Duration `key:"connect_timeout" doc:"Time that a client has for its CONNECT."`
 	HandshakeTimeout     Duration `key:"handshake_timeout" doc:"Time that a broker has for its CONNECTED."`
 	DialTimeout          Duration `key:"dial_timeout" doc:"Time for a TCP connection to a broker, name resolution included (the official proxy's brokerProxyConnectTimeoutMs)."`
+	TLSHandshakeTimeout  Duration `key:"tls_handshake_timeout" doc:"Time for a TLS handshake, with clients and with brokers."`
 	LookupTimeout        Duration `key:"lookup_timeout" doc:"Time for one lookup, redirects included; below the 30 s after which clients give up."`
 	KeepAliveInterval    Duration `key:"keep_alive_interval" doc:"Silence after which a peer is sent a PING; after as much again it is closed (the official proxy's keepAliveIntervalSeconds)."`
 	WriteStallTimeout    Duration `key:"write_stall_timeout" doc:"Time after which a peer that takes no byte at all is closed."`
@@ -101,6 +118,7 @@ type Shutdown struct {
 // Default returns the configuration of an empty file. It is not valid by itself: it has no cluster.
 func Default() *Config {
 	return &Config{
+		TLS:       TLS{MinVersion: "1.2"},
 		Listeners: Listeners{Pulsar: "0.0.0.0:6650", Ops: "127.0.0.1:7780"},
 		Store:     Store{Type: "file", Path: "/var/lib/pointsman", SessionTimeout: Duration(10 * time.Second)},
 		Clusters:  map[string]*Cluster{},
@@ -116,6 +134,7 @@ func Default() *Config {
 			ConnectTimeout:       Duration(10 * time.Second),
 			HandshakeTimeout:     Duration(10 * time.Second),
 			DialTimeout:          Duration(10 * time.Second),
+			TLSHandshakeTimeout:  Duration(5 * time.Second),
 			LookupTimeout:        Duration(20 * time.Second),
 			KeepAliveInterval:    Duration(30 * time.Second),
 			WriteStallTimeout:    Duration(5 * time.Minute),
@@ -126,11 +145,14 @@ func Default() *Config {
 	}
 }
 
-// PulsarURL is the address to announce for a listener that is bound to "host:port": the configured one, else bound with
+// PulsarURL is the address to announce for a listener, with TLS or not, that is bound to "host:port": the configured one, else bound with
 // this host's name when it listens on every interface.
-func (c *Config) PulsarURL(bound string) string {
+func (c *Config) PulsarURL(bound string, tls bool) string {
 	if c.AdvertisedURL != "" {
 		return c.AdvertisedURL
+	}
+	if tls {
+		return "pulsar+ssl://" + reachable(bound)
 	}
 	return "pulsar://" + reachable(bound)
 }

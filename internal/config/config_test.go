@@ -148,11 +148,11 @@ store: { type: zookeeper, path: /x, servers: "zk1:2181/a,zk2:2181/a", acl: creat
 default_cluster: c
 clusters:
   a: { metadata_store: "etcd:http://h:2379" }
-  b: { service_url: "pulsar+ssl://h:6651", web_url: broker }
+  b: { service_url: "pulsar+ssl://h:6651,h2:0", web_url: broker, tls: { ca_file: /nonexistent/ca.pem, server_name: "a:b", ca_flie: x } }
   bad name: { service_url: "pulsar://h:6650" }
   d: {}
   e: { service_url: "pulsar://h:6650,h2", metadata_store: "zk:h:2181" }
-  f: { service_url: "pulsar://h:6650,h2", allow: ["h", "h:1-0", "h:70000"], resolve: { "x": "y:1" }, listener_name: "a:b" }
+  f: { service_url: "pulsar://h:6650,h2:x", allow: ["h", "h:1-0", "h:70000"], resolve: { "x": "y:1" }, listener_name: "a:b" }
   g: pulsar://h:6650
 limits:
   connections: many
@@ -222,14 +222,14 @@ func TestAdvertisedAddressesAreDerivedFromTheListener(t *testing.T) {
 	if got := c.OpsURL("127.0.0.1:7780"); got != "http://127.0.0.1:7780" {
 		t.Errorf("OpsURL = %s", got)
 	}
-	if got := c.PulsarURL("[::]:6650"); got != "pulsar://"+hostname()+":6650" {
+	if got := c.PulsarURL("[::]:6650", false); got != "pulsar://"+hostname()+":6650" {
 		t.Errorf("PulsarURL = %s", got)
 	}
 	if got := c.ID("0.0.0.0:6651"); got != hostname()+"-6651" {
 		t.Errorf("ID = %s", got)
 	}
 	c.AdvertisedURL, c.AdvertisedOpsURL, c.ProxyID = "pulsar://p:1", "http://p:2/", "p1"
-	if got := []string{c.PulsarURL("x:1"), c.OpsURL("x:1"), c.ID("x:1")}; !reflect.DeepEqual(got, []string{"pulsar://p:1", "http://p:2", "p1"}) {
+	if got := []string{c.PulsarURL("x:1", true), c.OpsURL("x:1"), c.ID("x:1")}; !reflect.DeepEqual(got, []string{"pulsar://p:1", "http://p:2", "p1"}) {
 		t.Errorf("configured ones are not used: %v", got)
 	}
 }

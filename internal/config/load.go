@@ -133,6 +133,9 @@ func (l *loader) walk(node ast.Node, v reflect.Value, path string) {
 	}
 	isMapping := node.Type() == ast.MappingType || node.Type() == ast.MappingValueType
 	switch {
+	case v.Kind() == reflect.Pointer:
+		there(v)
+		l.walk(node, v.Elem(), path)
 	case v.Kind() == reflect.Struct || v.Kind() == reflect.Map:
 		if !isMapping {
 			l.fault(path, nodeText(node), where, "must be a mapping of keys to values", example(v, path))
@@ -186,7 +189,7 @@ func (l *loader) walkMapping(node ast.Node, v reflect.Value, path string) {
 				l.fault(full, "", where, "is not a known key", nearest(v, path, key))
 				continue
 			}
-			if field.Kind() == reflect.Struct || field.Kind() == reflect.Map {
+			if field.Kind() == reflect.Struct || field.Kind() == reflect.Map || field.Kind() == reflect.Pointer {
 				l.cfg.origin[full] = where
 			}
 			l.walk(pair.Value, field, full)
@@ -290,13 +293,22 @@ func (l *loader) settable() []string {
 func (l *loader) lookup(path string) (reflect.Value, bool) {
 	v := reflect.ValueOf(l.cfg).Elem()
 	if rest, ok := strings.CutPrefix(path, "clusters."); ok {
-		i := strings.LastIndexByte(rest, '.')
-		if i < 0 || l.cfg.Clusters[rest[:i]] == nil {
+		name := ""
+		for known := range l.cfg.Clusters {
+			if strings.HasPrefix(rest, known+".") && len(known) > len(name) {
+				name = known
+			}
+		}
+		if name == "" {
 			return reflect.Value{}, false
 		}
-		return fieldByKey(reflect.ValueOf(l.cfg.Clusters[rest[:i]]).Elem(), rest[i+1:])
+		v, path = reflect.ValueOf(l.cfg.Clusters[name]).Elem(), rest[len(name)+1:]
 	}
 	for key := range strings.SplitSeq(path, ".") {
+		if v.Kind() == reflect.Pointer {
+			there(v)
+			v = v.Elem()
+		}
 		if v.Kind() != reflect.Struct {
 			return reflect.Value{}, false
 		}
@@ -306,7 +318,14 @@ func (l *loader) lookup(path string) (reflect.Value, bool) {
 		}
 		v = field
 	}
-	return v, v.Kind() != reflect.Struct && v.Type() != reflect.TypeFor[map[string]*Cluster]()
+	return v, v.Kind() != reflect.Struct && v.Kind() != reflect.Pointer && v.Type() != reflect.TypeFor[map[string]*Cluster]()
+}
+
+// there makes what an optional part points to.
+func there(v reflect.Value) {
+	if v.IsNil() {
+		v.Set(reflect.New(v.Type().Elem()))
+	}
 }
 
 // set stores text in the leaf v.
@@ -421,6 +440,13 @@ var official = map[string]string{
 	"servicePort":                       "listeners.pulsar",
 	"webServicePort":                    "listeners.ops (only control API and metrics)",
 	"bindAddress":                       "listeners.pulsar",
+	"servicePortTls":                    "listeners.pulsar_tls",
+	"tlsCertificateFilePath":            "tls.certificate_file",
+	"tlsKeyFilePath":                    "tls.key_file",
+	"tlsProtocols":                      "tls.min_version",
+	"brokerServiceURLTLS":               "clusters.NAME.service_url (pulsar+ssl://)",
+	"tlsEnabledWithBroker":              "clusters.NAME.service_url (pulsar+ssl://), or clusters.NAME.tls with metadata_store",
+	"brokerClientTrustCertsFilePath":    "clusters.NAME.tls.ca_file",
 	"advertisedAddress":                 "advertised_url",
 	"metadataStoreUrl":                  "clusters.NAME.metadata_store",
 	"zookeeperServers":                  "clusters.NAME.metadata_store",

@@ -34,6 +34,8 @@ func appendKeys(dst []Key, path string, v reflect.Value) []Key {
 		switch {
 		case field.Kind() == reflect.Struct:
 			dst = appendKeys(dst, full, field)
+		case field.Kind() == reflect.Pointer:
+			dst = appendKeys(dst, full, reflect.Zero(field.Type().Elem()))
 		case field.Type() == reflect.TypeFor[map[string]*Cluster]():
 			dst = appendKeys(dst, strings.TrimSuffix(clusterPrefix, "."), reflect.ValueOf(Cluster{}))
 		default:
@@ -92,6 +94,13 @@ func writeStruct(w io.Writer, indent string, v reflect.Value) {
 		case field.Kind() == reflect.Struct:
 			fmt.Fprintf(w, "%s%s:\n", indent, key)
 			writeStruct(w, indent+"  ", field)
+		case field.Kind() == reflect.Pointer: // its presence says something: shown, not set
+			var sample strings.Builder
+			writeStruct(&sample, "  ", reflect.Zero(field.Type().Elem()))
+			fmt.Fprintf(w, "%s#%s:\n", indent, key)
+			for line := range strings.Lines(sample.String()) {
+				fmt.Fprint(w, indent+"#"+line)
+			}
 		case field.Type() == reflect.TypeFor[map[string]*Cluster]():
 			fmt.Fprintf(w, "%s%s: {}\n%s#  NAME:\n", indent, key, indent)
 			var sample strings.Builder
@@ -126,6 +135,10 @@ func (c *Config) appendValues(dst []Value, path string, v reflect.Value) []Value
 		switch {
 		case field.Kind() == reflect.Struct:
 			dst = c.appendValues(dst, full, field)
+		case field.Kind() == reflect.Pointer:
+			if !field.IsNil() {
+				dst = c.appendValues(dst, full, field.Elem())
+			}
 		case field.Type() == reflect.TypeFor[map[string]*Cluster]():
 			for _, name := range slices.Sorted(maps.Keys(c.Clusters)) {
 				dst = c.appendValues(dst, full+"."+name, reflect.ValueOf(c.Clusters[name]).Elem())

@@ -50,11 +50,21 @@ func (v *validator) entry(key, value, problem, remedy string) Fault {
 
 func (v *validator) listeners() {
 	c := v.cfg
-	v.hostPort("listeners.pulsar", c.Listeners.Pulsar, true)
-	v.hostPort("listeners.ops", c.Listeners.Ops, true)
-	if c.Listeners.Pulsar == c.Listeners.Ops && !strings.HasSuffix(c.Listeners.Ops, ":0") {
-		v.fault("listeners.ops", c.Listeners.Ops, "is the same address as listeners.pulsar", "give it a port of its own, such as 127.0.0.1:7780")
+	if c.Listeners.Pulsar == "" && c.Listeners.PulsarTLS == "" {
+		v.fault("listeners.pulsar", "", "is empty, and so is listeners.pulsar_tls: no client could come", "set one of them, such as 0.0.0.0:6650")
 	}
+	v.optionalHostPort("listeners.pulsar", c.Listeners.Pulsar)
+	v.optionalHostPort("listeners.pulsar_tls", c.Listeners.PulsarTLS)
+	v.hostPort("listeners.ops", c.Listeners.Ops, true)
+	own := func(key, value, other, taken, sample string) {
+		if value == taken && value != "" && !strings.HasSuffix(value, ":0") {
+			v.fault(key, value, "is the same address as "+other, "give it a port of its own, such as "+sample)
+		}
+	}
+	own("listeners.pulsar_tls", c.Listeners.PulsarTLS, "listeners.pulsar", c.Listeners.Pulsar, "0.0.0.0:6651")
+	own("listeners.ops", c.Listeners.Ops, "listeners.pulsar", c.Listeners.Pulsar, "127.0.0.1:7780")
+	own("listeners.ops", c.Listeners.Ops, "listeners.pulsar_tls", c.Listeners.PulsarTLS, "127.0.0.1:7780")
+	v.tls()
 	if c.AdvertisedURL != "" {
 		v.url("advertised_url", c.AdvertisedURL, "pulsar://pulsar.example.com:6650", "pulsar", "pulsar+ssl")
 	}
@@ -65,6 +75,50 @@ func (v *validator) listeners() {
 	if err == nil && c.Store.Type == "zookeeper" && c.AdvertisedOpsURL == "" && isLoopback(host) {
 		v.warn("listeners.ops", c.Listeners.Ops, "proxies on other hosts cannot ask this one for its live clients, so they will refuse to move topics without --immediate",
 			"listen on an address that they reach and set advertised_ops_url")
+	}
+}
+
+func (v *validator) tls() {
+	t := v.cfg.TLS
+	v.oneOf("tls.min_version", t.MinVersion, "1.2", "1.3")
+	if v.cfg.Listeners.PulsarTLS == "" {
+		for _, file := range [...]struct{ key, path string }{{"tls.certificate_file", t.CertificateFile}, {"tls.key_file", t.KeyFile}} {
+			if file.path != "" {
+				v.warn(file.key, file.path, "is not used, because there is no listeners.pulsar_tls", "set it, such as 0.0.0.0:6651, or remove this")
+			}
+		}
+		return
+	}
+	if t.CertificateFile == "" || t.KeyFile == "" {
+		v.fault("listeners.pulsar_tls", v.cfg.Listeners.PulsarTLS, "needs a certificate", "set tls.certificate_file and tls.key_file")
+		return
+	}
+	now := time.Now()
+	cert, err := t.certificate(now)
+	if err != nil {
+		v.fileFault(err)
+		return
+	}
+	if left := cert.Leaf.NotAfter.Sub(now); left < expiresSoon {
+		v.warn("tls.certificate_file", t.CertificateFile, fmt.Sprintf("expires at %s, in %s", cert.Leaf.NotAfter.UTC().Format(time.RFC3339), left.Round(time.Hour)), "renew it; a new pair is read at the next start")
+	}
+	if u, err := url.Parse(v.cfg.AdvertisedURL); err == nil && u.Scheme == "pulsar+ssl" && cert.Leaf.VerifyHostname(u.Hostname()) != nil {
+		v.warn("tls.certificate_file", t.CertificateFile, fmt.Sprintf("is not for the host of advertised_url (%s), so clients that verify host names refuse it", u.Hostname()), "use a certificate for that name")
+	}
+}
+
+// fileFault reports a *FileError.
+func (v *validator) fileFault(err error) {
+	var file *FileError
+	if !errors.As(err, &file) {
+		panic("config: a certificate fault without its file: " + err.Error())
+	}
+	v.fault(file.Key, file.Path, file.Problem, file.Remedy)
+}
+
+func (v *validator) optionalHostPort(key, value string) {
+	if value != "" {
+		v.hostPort(key, value, true)
 	}
 }
 
@@ -150,6 +204,17 @@ func (v *validator) cluster(name string, c *Cluster) {
 	default:
 		v.serviceURL(path+".service_url", c.ServiceURL)
 	}
+	if c.TLS != nil {
+		if strings.HasPrefix(c.ServiceURL, "pulsar://") {
+			v.fault(path+".service_url", c.ServiceURL, "is for plaintext, and "+path+".tls is set", "write pulsar+ssl:// and the brokers' TLS port, or remove tls")
+		}
+		if strings.ContainsAny(c.TLS.ServerName, " \t,:/*") && net.ParseIP(c.TLS.ServerName) == nil {
+			v.fault(path+".tls.server_name", c.TLS.ServerName, "is no host name", "write the name that stands in the brokers' certificates, without port")
+		}
+		if _, err := c.TLS.Client(name); err != nil {
+			v.fileFault(err)
+		}
+	}
 	if c.WebURL != "" {
 		v.url(path+".web_url", c.WebURL, "http://broker:8080", "http", "https")
 	}
@@ -167,18 +232,18 @@ func (v *validator) cluster(name string, c *Cluster) {
 }
 
 func (v *validator) serviceURL(key, value string) {
-	rest, ok := strings.CutPrefix(value, "pulsar://")
-	switch {
-	case strings.HasPrefix(value, "pulsar+ssl://"):
-		v.fault(key, value, "TLS towards brokers is not supported yet", "use the brokers' pulsar:// port")
-		return
-	case !ok:
-		v.fault(key, value, "does not begin with pulsar://", "write pulsar://h1:6650,h2:6650")
+	scheme, rest, ok := strings.Cut(value, "://")
+	if !ok || scheme != "pulsar" && scheme != "pulsar+ssl" {
+		v.fault(key, value, "does not begin with pulsar:// or pulsar+ssl://", "write pulsar://h1:6650,h2:6650, or pulsar+ssl://h1:6651,h2:6651 for TLS")
 		return
 	}
+	port := map[string]string{"pulsar": "6650", "pulsar+ssl": "6651"}[scheme]
 	for host := range strings.SplitSeq(rest, ",") {
+		if host != "" && !strings.HasSuffix(host, "]") && !strings.Contains(host, ":") {
+			host += ":" + port // the default
+		}
 		if _, _, err := splitHostPort(host, false); err != nil {
-			v.fault(key, value, fmt.Sprintf("host %q: %v", host, err), "write pulsar://h1:6650,h2:6650, without a path")
+			v.fault(key, value, fmt.Sprintf("host %q: %v", host, err), fmt.Sprintf("write %s://h1:%s,h2:%s, without a path", scheme, port, port))
 		}
 	}
 }
@@ -244,6 +309,7 @@ func (v *validator) limits() {
 	v.duration("limits.connect_timeout", l.ConnectTimeout, 100*time.Millisecond, 5*time.Minute)
 	v.duration("limits.handshake_timeout", l.HandshakeTimeout, 100*time.Millisecond, 5*time.Minute)
 	v.duration("limits.dial_timeout", l.DialTimeout, 100*time.Millisecond, 5*time.Minute)
+	v.duration("limits.tls_handshake_timeout", l.TLSHandshakeTimeout, 100*time.Millisecond, 5*time.Minute)
 	v.duration("limits.lookup_timeout", l.LookupTimeout, 100*time.Millisecond, 29*time.Second)
 	v.duration("limits.keep_alive_interval", l.KeepAliveInterval, time.Second, time.Hour)
 	v.duration("limits.write_stall_timeout", l.WriteStallTimeout, time.Second, 24*time.Hour)
