@@ -54,6 +54,7 @@ var outside = map[string]string{
 	"github.com/apache/pulsar-client": "tests and the demo only",
 	"pointsman/internal/testkit":      "tests and the demo only",
 	"pointsman/internal/zktest":       "tests only",
+	"pointsman/internal/tlstest":      "tests only",
 	"testing":                         "tests only",
 	"pointsman/bench":                 "measures the product from outside",
 	"github.com/HdrHistogram":         "benchmarks only",

@@ -2,6 +2,7 @@ package testkit
 
 import (
 	"context"
+	"crypto/tls"
 	"fmt"
 	"net"
 	"slices"
@@ -59,6 +60,9 @@ func (b *Broker) accept(ln net.Listener) {
 		nc, err := ln.Accept()
 		if err != nil {
 			return // closed by Stop: nothing else ends a loopback listener
+		}
+		if config := b.cluster.opts.TLS; config != nil {
+			nc = tls.Server(nc, config)
 		}
 		c := newConn(b, nc)
 		b.mu.Lock()
@@ -135,7 +139,7 @@ func (b *Broker) Addr() string {
 func (b *Broker) Advertised() string { return b.advertised }
 
 // URL is what a lookup answer names.
-func (b *Broker) URL() string { return "pulsar://" + b.advertised }
+func (b *Broker) URL() string { return b.cluster.scheme() + b.advertised }
 
 // Freeze makes the broker behave as a stopped process: the system still accepts connections and takes bytes for it, but
 // it reads and says nothing until Thaw (CN-03).

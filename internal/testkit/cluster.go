@@ -6,6 +6,7 @@ package testkit
 
 import (
 	"context"
+	"crypto/tls"
 	"fmt"
 	"hash/fnv"
 	"net"
@@ -24,6 +25,7 @@ type Options struct {
 	LedgerBase       uint64        // first ledger id; default 1
 	EntriesPerLedger int           // default DefaultEntriesPerLedger
 	Advertised       []string      // logical "host:port" by broker, told in lookup answers; default: the bound addresses
+	TLS              *tls.Config   // spoken by every broker, and told as such in lookup answers; nil: plaintext
 	Redirects        int           // how often a lookup is redirected before it is answered; < 0: for ever
 	AutoPartitions   int           // partitions of a topic that is created because someone asked; default 0, not partitioned
 	NoAutoCreation   bool          // a topic must have been created with CreateTopic
@@ -129,7 +131,14 @@ func (c *Cluster) Brokers() []*Broker { return c.brokers }
 func (c *Cluster) Broker(i int) *Broker { return c.brokers[i] }
 
 // ServiceURL names all brokers, as a client is configured with.
-func (c *Cluster) ServiceURL() string { return "pulsar://" + strings.Join(c.Addrs(), ",") }
+func (c *Cluster) ServiceURL() string { return c.scheme() + strings.Join(c.Addrs(), ",") }
+
+func (c *Cluster) scheme() string {
+	if c.opts.TLS != nil {
+		return "pulsar+ssl://"
+	}
+	return "pulsar://"
+}
 
 // Addrs are the bound addresses of the brokers.
 func (c *Cluster) Addrs() []string {

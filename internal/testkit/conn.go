@@ -3,6 +3,7 @@ package testkit
 import (
 	"bufio"
 	"context"
+	"crypto/tls"
 	"encoding/binary"
 	"fmt"
 	"io"
@@ -96,9 +97,14 @@ func (c *Conn) Close() {
 
 // Reset ends the connection at once, with a TCP reset.
 func (c *Conn) Reset() {
-	if tcp, ok := c.nc.(*net.TCPConn); ok {
+	nc := c.nc
+	if t, ok := nc.(*tls.Conn); ok {
+		nc = t.NetConn()
+	}
+	if tcp, ok := nc.(*net.TCPConn); ok {
 		tcp.SetLinger(0)
 	}
+	nc.Close() // under any TLS, which would take its leave
 	c.end()
 }
 

@@ -104,16 +104,25 @@ func (c *Conn) handleLookup(cmd *pulsarpb.BaseCommand) {
 	}
 	resp := &pulsarpb.CommandLookupTopicResponse{
 		RequestId: r.RequestId, Response: ptr(codec.LookupConnect), Authoritative: ptr(true),
-		BrokerServiceUrl: ptr(cl.owner(name).URL()),
 	}
+	resp.BrokerServiceUrl, resp.BrokerServiceUrlTls = urlFields(cl.owner(name).URL())
 	if done := cl.hops[name]; cl.opts.Redirects < 0 || done < cl.opts.Redirects {
 		cl.hops[name] = done + 1
 		next := cl.brokers[(c.broker.index+1)%len(cl.brokers)]
-		resp.Response, resp.BrokerServiceUrl = ptr(codec.LookupRedirect), ptr(next.URL())
+		resp.Response = ptr(codec.LookupRedirect)
+		resp.BrokerServiceUrl, resp.BrokerServiceUrlTls = urlFields(next.URL())
 	} else {
 		delete(cl.hops, name)
 	}
 	c.Send(&pulsarpb.BaseCommand{Type: typeOf(codec.TypeLookupResponse), LookupTopicResponse: resp})
+}
+
+// urlFields are the two fields of a broker URL, for plaintext and for TLS; the one that it is not for stays unset.
+func urlFields(url string) (plain, tls *string) {
+	if strings.HasPrefix(url, "pulsar+ssl://") {
+		return nil, &url
+	}
+	return &url, nil
 }
 
 func (c *Conn) handlePartitionedMetadata(cmd *pulsarpb.BaseCommand) {

@@ -6,8 +6,6 @@ import (
 	"slices"
 	"time"
 
-	"google.golang.org/protobuf/proto"
-
 	"pointsman/codec"
 	"pointsman/codec/pulsarpb"
 )
@@ -161,7 +159,7 @@ func (p *producer) remove() {
 func (p *producer) disconnect(url string) {
 	cmd := &pulsarpb.CommandCloseProducer{ProducerId: &p.id, RequestId: ptr(codec.NoRequest)}
 	if url != "" {
-		cmd.AssignedBrokerServiceUrl = proto.String(url)
+		cmd.AssignedBrokerServiceUrl, cmd.AssignedBrokerServiceUrlTls = urlFields(url)
 	}
 	p.conn.Send(&pulsarpb.BaseCommand{Type: typeOf(codec.TypeCloseProducer), CloseProducer: cmd})
 	p.conn.dismissed[p.id] = true

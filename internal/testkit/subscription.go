@@ -7,8 +7,6 @@ import (
 	"math/bits"
 	"slices"
 
-	"google.golang.org/protobuf/proto"
-
 	"pointsman/codec"
 	"pointsman/codec/pulsarpb"
 )
@@ -351,7 +349,7 @@ func (c *consumer) remove() {
 func (c *consumer) closeCommand(url string) *pulsarpb.BaseCommand {
 	cmd := &pulsarpb.CommandCloseConsumer{ConsumerId: &c.id, RequestId: ptr(codec.NoRequest)}
 	if url != "" {
-		cmd.AssignedBrokerServiceUrl = proto.String(url)
+		cmd.AssignedBrokerServiceUrl, cmd.AssignedBrokerServiceUrlTls = urlFields(url)
 	}
 	return &pulsarpb.BaseCommand{Type: typeOf(codec.TypeCloseConsumer), CloseConsumer: cmd}
 }
