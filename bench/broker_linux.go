@@ -1,7 +1,10 @@
 package bench
 
 import (
+	"errors"
 	"fmt"
+	"strconv"
+	"strings"
 	"time"
 
 	"google.golang.org/protobuf/encoding/protowire"
@@ -16,16 +19,14 @@ import (
 type Broker struct {
 	loop  *loop
 	urls  []string
-	next  int // of urls, for the next lookup
-	tmpl  *template
-	batch *batch
-	out   []byte // answers to the frames of one read
+	next  int            // of urls, for the next lookup
+	out   []byte         // answers to the frames of one read
+	sizes map[int]*batch // of messages, by the size of their payload
 }
 
 // BrokerConfig is what a broker is given.
 type BrokerConfig struct {
 	Ports int // listening ports, each a broker address of its own; lookups name one after the other
-	Size  int // payload of the messages that consumers get, in bytes
 }
 
 // NewBroker listens; Run serves.
@@ -34,8 +35,7 @@ func NewBroker(cfg BrokerConfig) (*Broker, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &Broker{loop: l, tmpl: messageTemplate(cfg.Size)}
-	b.batch = newBatch(b.tmpl)
+	b := &Broker{loop: l, sizes: map[int]*batch{}}
 	for range max(cfg.Ports, 1) {
 		port, err := l.listenOn(0)
 		if err != nil {
@@ -77,7 +77,20 @@ type brokerConn struct {
 // feed is one consumer.
 type feed struct {
 	stream
+	batch   *batch
 	permits int
+}
+
+// newFeed makes a consumer of messages of the size that its subscription is named after: see subscribeFrame.
+func (b *Broker) newFeed(id byte, subscription string) (*feed, error) {
+	size, err := strconv.Atoi(strings.TrimPrefix(subscription, sizePrefix))
+	if err != nil || size <= 0 || size > maxFrame/2 {
+		return nil, fmt.Errorf("subscription %q: want %s and a number of bytes", subscription, sizePrefix)
+	}
+	if b.sizes[size] == nil {
+		b.sizes[size] = newBatch(messageTemplate(size))
+	}
+	return &feed{stream: stream{tmpl: b.sizes[size].tmpl, handle: id, next: firstID}, batch: b.sizes[size]}, nil
 }
 
 func (bc *brokerConn) frame(c *conn, h codec.Head, cmd []byte) {
@@ -135,11 +148,15 @@ func (bc *brokerConn) rare(h codec.Head, cmd []byte) []byte {
 			RequestId: field(3), ProducerName: proto.String("pointsman-bench"), LastSequenceId: proto.Int64(-1), SchemaVersion: []byte{}}})
 	case codec.TypeSubscribe:
 		id := *field(4)
+		f, err := bc.broker.newFeed(byte(id), subscriptionOf(cmd))
 		if id > maxHandles {
-			return commandFrame(codec.TypeError, &pulsarpb.BaseCommand{Error: &pulsarpb.CommandError{
-				RequestId: field(5), Error: proto.Int32(int32(codec.ErrorNotAllowed)), Message: proto.String("consumer id above the broker's limit")}})
+			err = errors.New("consumer id above the broker's limit")
 		}
-		bc.consumers = append(bc.consumers, &feed{stream: stream{tmpl: bc.broker.tmpl, handle: byte(id), next: firstID}})
+		if err != nil {
+			return commandFrame(codec.TypeError, &pulsarpb.BaseCommand{Error: &pulsarpb.CommandError{
+				RequestId: field(5), Error: proto.Int32(int32(codec.ErrorNotAllowed)), Message: proto.String(err.Error())}})
+		}
+		bc.consumers = append(bc.consumers, f)
 		return commandFrame(codec.TypeSuccess, &pulsarpb.BaseCommand{Success: &pulsarpb.CommandSuccess{RequestId: field(5)}})
 	case codec.TypeCloseConsumer, codec.TypeCloseProducer:
 		if id := *field(1); h.Type == codec.TypeCloseConsumer {
@@ -180,7 +197,7 @@ func (bc *brokerConn) partial() *feed {
 
 func (bc *brokerConn) writable(c *conn) {
 	if f := bc.partial(); f != nil {
-		f.permits -= c.pump(&f.stream, bc.broker.batch, 1)
+		f.permits -= c.pump(&f.stream, f.batch, 1)
 		if f.off > 0 {
 			return
 		}
@@ -191,7 +208,7 @@ func (bc *brokerConn) writable(c *conn) {
 	}
 	for _, f := range bc.consumers {
 		if f.permits > 0 && !c.full && !c.ended {
-			f.permits -= c.pump(&f.stream, bc.broker.batch, f.permits)
+			f.permits -= c.pump(&f.stream, f.batch, f.permits)
 		}
 	}
 }

@@ -135,9 +135,9 @@ func (l *link) producer(topic string, id int) error {
 	return err
 }
 
-func (l *link) consumer(topic string, id int) error {
+func (l *link) consumer(topic string, id, size int) error {
 	l.request++
-	_, err := l.ask(subscribeFrame(topic, uint64(id), l.request), codec.TypeSuccess)
+	_, err := l.ask(subscribeFrame(topic, uint64(id), l.request, size), codec.TypeSuccess)
 	return err
 }
 

@@ -40,6 +40,8 @@ type Result struct {
 	Runs    []Run                       `json:"runs"`
 	Skipped map[string]string           `json:"skipped,omitempty"` // targets that could not be measured, and why
 	Ratios  map[string]map[string]Ratio `json:"ratios"`            // pointsman ÷ peer, by peer and measure
+
+	names []string // of the targets
 }
 
 // Machine is where a result was made.
@@ -67,11 +69,28 @@ var units = map[string]string{
 	"cpu_per_10k_cycles": "s", "kib_per_connection": "KiB", "files_per_connection": "", "rss_growth_mib": "MiB", "p99_growth": "×",
 }
 
-// javaWarmup is how long the official proxy is warmed before it is measured, for its compilers.
-const javaWarmup = 20 * time.Second
-
 // Compare runs a scenario over all targets, interleaved (A B C A B C …), and sums it up.
 func Compare(lab *Lab, p Params, names []string, repeat int, progress io.Writer) (*Result, error) {
+	r, err := newResult(lab, p, names)
+	if err != nil {
+		return nil, err
+	}
+	k, err := newRack(lab, r.Params.Connections, progress)
+	if err != nil {
+		return nil, err
+	}
+	defer k.close()
+	for round := range repeat {
+		if err := k.round(r, round); err != nil {
+			return nil, err
+		}
+	}
+	r.sum()
+	return r, nil
+}
+
+// newResult checks what is asked for.
+func newResult(lab *Lab, p Params, names []string) (*Result, error) {
 	p = p.withDefaults()
 	if measures[p.Scenario] == nil {
 		return nil, fmt.Errorf("scenario %q cannot be compared: want one of %v", p.Scenario, comparables())
@@ -81,66 +100,13 @@ func Compare(lab *Lab, p Params, names []string, repeat int, progress io.Writer)
 			return nil, fmt.Errorf("target %q: want some of %v", name, Targets)
 		}
 	}
-	if p.Scenario == "rate" && !slices.Contains(names, "direct") {
-		names = append([]string{"direct"}, names...) // what is added is counted from it
+	names = slices.DeleteFunc(slices.Clone(names), func(name string) bool {
+		return name == "direct" && (fresh(p.Scenario) || p.Scenario == "rate")
+	})
+	if p.Scenario == "rate" {
+		names = append([]string{"direct"}, names...) // what the others add is counted from it
 	}
-	if fresh(p.Scenario) {
-		names = slices.DeleteFunc(slices.Clone(names), func(name string) bool { return name == "direct" })
-	}
-	r := &Result{Params: p, Machine: lab.machine(), Started: time.Now().UTC(), Skipped: map[string]string{}}
-	const perPort = 20_000 // connections from one address to one port, with room
-	broker, addrs, err := lab.startBroker(BrokerConfig{Ports: 1 + p.Connections/perPort, Size: p.Size})
-	if err != nil {
-		return nil, err
-	}
-	defer broker.stop()
-	live := map[string]*target{}
-	defer func() {
-		for _, t := range live {
-			t.stop()
-		}
-	}()
-	for round := range repeat {
-		for _, name := range names {
-			if r.Skipped[name] != "" {
-				continue
-			}
-			t := live[name]
-			if t == nil {
-				if t, err = lab.startTarget(name, addrs, nil); err != nil {
-					var no *unavailable
-					if !errors.As(err, &no) {
-						return nil, err
-					}
-					r.Skipped[name] = err.Error()
-					fmt.Fprintf(progress, "######## %s IS SKIPPED: %v\n", name, err)
-					continue
-				}
-				live[name] = t
-				if name == "java-proxy" && !fresh(p.Scenario) {
-					warm := p
-					warm.Warmup, warm.Duration = javaWarmup, 100*time.Millisecond
-					if _, err := measure(t, broker, warm); err != nil {
-						return nil, fmt.Errorf("%s, warming up: %w", name, err)
-					}
-				}
-			}
-			run, err := measure(t, broker, p)
-			if err != nil {
-				return nil, fmt.Errorf("%s on %s: %w", p.Scenario, name, err)
-			}
-			run.Target, run.Round = name, round
-			r.Runs = append(r.Runs, run)
-			fmt.Fprintf(progress, "%s %s\n", p.Label(), run)
-			if fresh(p.Scenario) {
-				t.stop()
-				delete(live, name)
-			}
-		}
-	}
-	r.addOverDirect()
-	r.sum()
-	return r, nil
+	return &Result{Params: p, names: names, Machine: lab.machine(), Started: time.Now().UTC(), Skipped: map[string]string{}}, nil
 }
 
 // fresh tells whether a scenario needs a new process for each run, because memory that was taken once is kept.
@@ -312,24 +278,6 @@ func (w *window) close(run *Run) error {
 	return nil
 }
 
-// addOverDirect adds what each target adds to the median latency of direct in the same round.
-func (r *Result) addOverDirect() {
-	if r.Params.Scenario != "rate" {
-		return
-	}
-	base := map[int]float64{}
-	for _, run := range r.Runs {
-		if run.Target == "direct" {
-			base[run.Round] = run.Measure["p50"]
-		}
-	}
-	for _, run := range r.Runs {
-		if run.Target != "direct" {
-			run.Measure["added_p50"] = run.Measure["p50"] - base[run.Round]
-		}
-	}
-}
-
 // values are a measure of a target, by round.
 func (r *Result) values(name, measure string) (v []float64) {
 	for _, run := range r.Runs {
@@ -350,8 +298,19 @@ func (r *Result) targets() (names []string) {
 	return names
 }
 
-// sum fills in the ratios of Pointsman to every other target.
+// sum fills in what each target adds to the median latency of direct in the same round, and the ratios of Pointsman to every other target.
 func (r *Result) sum() {
+	base := map[int]float64{}
+	for _, run := range r.Runs {
+		if run.Target == "direct" {
+			base[run.Round] = run.Measure["p50"]
+		}
+	}
+	for _, run := range r.Runs {
+		if p50, ok := base[run.Round]; ok && run.Target != "direct" && r.Params.Scenario == "rate" {
+			run.Measure["added_p50"] = run.Measure["p50"] - p50
+		}
+	}
 	r.Ratios = map[string]map[string]Ratio{}
 	for _, name := range r.targets() {
 		if name == "pointsman" {

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"hash/crc32"
+	"strconv"
 
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
@@ -111,6 +112,7 @@ type stream struct {
 
 // batch is the shared memory of streams of one template: as many frames as fit batchBytes, at least one.
 type batch struct {
+	tmpl *template
 	buf  []byte
 	size int // of a frame
 }
@@ -120,7 +122,7 @@ const batchBytes = 64 << 10
 
 func newBatch(t *template) *batch {
 	n := max(1, batchBytes/t.size())
-	b := &batch{size: t.size(), buf: make([]byte, 0, n*t.size())}
+	b := &batch{tmpl: t, size: t.size(), buf: make([]byte, 0, n*t.size())}
 	for range n {
 		b.buf = append(b.buf, t.frame...)
 	}
@@ -235,10 +237,23 @@ func producerFrame(topic string, id, request uint64) []byte {
 	return commandFrame(codec.TypeProducer, &pulsarpb.BaseCommand{Producer: &pulsarpb.CommandProducer{Topic: &topic, ProducerId: &id, RequestId: &request}})
 }
 
-func subscribeFrame(topic string, id, request uint64) []byte {
+// subscribeFrame asks for messages of size bytes: the fake broker takes the size from the subscription's name.
+func subscribeFrame(topic string, id, request uint64, size int) []byte {
 	return commandFrame(codec.TypeSubscribe, &pulsarpb.BaseCommand{Subscribe: &pulsarpb.CommandSubscribe{
-		Topic: &topic, Subscription: proto.String("bench"), SubType: proto.Int32(1), ConsumerId: &id, RequestId: &request,
+		Topic: &topic, Subscription: proto.String(sizePrefix + strconv.Itoa(size)), SubType: proto.Int32(1), ConsumerId: &id, RequestId: &request,
 	}})
+}
+
+// sizePrefix is how such names begin.
+const sizePrefix = "size-"
+
+// subscriptionOf is the subscription of a SUBSCRIBE, "" when it cannot be read.
+func subscriptionOf(cmd []byte) string {
+	var c pulsarpb.BaseCommand
+	if proto.Unmarshal(cmd[8:], &c) != nil {
+		return ""
+	}
+	return c.GetSubscribe().GetSubscription()
 }
 
 // flowFrame grants permits.

@@ -25,9 +25,9 @@ import (
 // however busy. The bounds leave room for a third more than was measured when they were set, so that half as much again is found.
 
 // startProxy runs a whole proxy in this process, in front of a fake broker, and returns its address and that of its metrics.
-func startProxy(t *testing.T, size int) (addr netip.AddrPort, ops string) {
+func startProxy(t *testing.T) (addr netip.AddrPort, ops string) {
 	t.Helper()
-	broker, err := NewBroker(BrokerConfig{Ports: 1, Size: size})
+	broker, err := NewBroker(BrokerConfig{Ports: 1})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -164,10 +164,10 @@ func TestAMessageCostsNoMoreSystemCallsAndAllocationsThanBefore(t *testing.T) {
 		{"consume, 1 KiB, 32 at once", 1 << 10, 32, true, 1000},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			addr, ops := startProxy(t, c.size)
+			addr, ops := startProxy(t)
 			links, err := bridges(addr, 1, func(k *link, i int) error {
 				if c.consume {
-					return k.consumer(benchTopic(i), 0)
+					return k.consumer(benchTopic(i), 0, c.size)
 				}
 				return k.producer(benchTopic(i), 0)
 			})

@@ -314,7 +314,7 @@ func newConsumeLoad(p Params, addr netip.AddrPort) (*consumeLoad, error) {
 func consumers(addr netip.AddrPort, p Params) ([]*link, error) {
 	return bridges(addr, p.Connections, func(k *link, i int) error {
 		for id := range p.Producers {
-			if err := k.consumer(benchTopic(i*p.Producers+id), id); err != nil {
+			if err := k.consumer(benchTopic(i*p.Producers+id), id, p.Size); err != nil {
 				return err
 			}
 		}

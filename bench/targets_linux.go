@@ -129,7 +129,7 @@ func (l *Lab) startBroker(cfg BrokerConfig) (*process, []string, error) {
 		return nil, nil, err
 	}
 	defer r.Close()
-	cmd := exec.Command(self, "broker", fmt.Sprintf("--ports=%d", cfg.Ports), fmt.Sprintf("--size=%d", cfg.Size))
+	cmd := exec.Command(self, "broker", fmt.Sprintf("--ports=%d", cfg.Ports))
 	cmd.Stdout = w
 	p, err := l.start("broker", cmd)
 	w.Close()

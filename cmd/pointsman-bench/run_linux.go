@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -47,11 +48,10 @@ func run(args []string) error {
 func broker(args []string) error {
 	f := flag.NewFlagSet("broker", flag.ContinueOnError)
 	ports := f.Int("ports", 1, "listening ports; lookups name one after the other")
-	size := sizeFlag(f, "size", 1024, "payload of the messages that consumers get")
 	if err := f.Parse(args); err != nil {
 		return err
 	}
-	b, err := bench.NewBroker(bench.BrokerConfig{Ports: *ports, Size: *size})
+	b, err := bench.NewBroker(bench.BrokerConfig{Ports: *ports})
 	if err != nil {
 		return err
 	}
@@ -86,14 +86,15 @@ func loadFlags(f *flag.FlagSet) func() bench.Params {
 	f.IntVar(&p.Stalled, "stalled", 0, "peers that stop reading")
 	f.DurationVar(&p.Warmup, "warmup", 0, "before each measurement")
 	f.DurationVar(&p.Duration, "duration", 0, "of each measurement")
-	size := sizeFlag(f, "size", 0, "payload of a message, as in 100B, 1KiB, 1MiB")
+	size := sizeFlag(f, "size", "payload of a message, as in 100B, 1KiB, 1MiB")
 	return func() bench.Params {
 		p.Size = *size
 		return p
 	}
 }
 
-func sizeFlag(f *flag.FlagSet, name string, value int, usage string) *int {
+func sizeFlag(f *flag.FlagSet, name, usage string) *int {
+	var value int
 	f.Func(name, usage, func(text string) (err error) {
 		value, err = parseSize(text)
 		return err
@@ -197,8 +198,68 @@ func compare(args []string) error {
 	})
 }
 
-func standard(args []string) error { return errors.ErrUnsupported }
-func switches(args []string) error { return errors.ErrUnsupported }
-func routes(args []string) error   { return errors.ErrUnsupported }
+func switches(args []string) error {
+	f := flag.NewFlagSet("switch", flag.ContinueOnError)
+	params := loadFlags(f)
+	asJSON := f.Bool("json", false, "print one line of JSON at the end")
+	root := f.String("root", "", "the checkout, for bin/pointsman (default: where this is run)")
+	if err := f.Parse(args); err != nil {
+		return err
+	}
+	return inLab(*root, func(lab *bench.Lab) error {
+		r, err := bench.Switch(lab, params())
+		if err != nil {
+			return err
+		}
+		fmt.Println(r.Table())
+		return printJSON(*asJSON, r)
+	})
+}
 
-var _ = time.Second
+func routes(args []string) error {
+	f := flag.NewFlagSet("routes", flag.ContinueOnError)
+	sizes := f.String("topics", "1000,100000,1000000", "sizes of the map, with commas between them; 10000000 takes 5 GB and a minute")
+	asJSON := f.Bool("json", false, "print one line of JSON at the end")
+	if err := f.Parse(args); err != nil {
+		return err
+	}
+	var results []bench.RoutesResult
+	for text := range strings.SplitSeq(*sizes, ",") {
+		n, err := strconv.Atoi(text)
+		if err != nil || n <= 0 {
+			return fmt.Errorf("--topics %q: want numbers", *sizes)
+		}
+		r, err := bench.Routes(n)
+		if err != nil {
+			return err
+		}
+		results = append(results, r)
+	}
+	fmt.Println(bench.RoutesTable(results))
+	return printJSON(*asJSON, map[string]any{"scenario": "routes", "results": results})
+}
+
+// printJSON prints v as the last line, when asked.
+func printJSON(asked bool, v any) error {
+	if !asked {
+		return nil
+	}
+	line, err := json.Marshal(v)
+	if err == nil {
+		fmt.Println(string(line))
+	}
+	return err
+}
+
+func standard(args []string) error {
+	f := flag.NewFlagSet("standard", flag.ContinueOnError)
+	limit := f.Duration("limit", 20*time.Minute, "time for everything; rounds are made for as long as it allows")
+	file := f.String("file", "BENCHMARKS.md", "where the tables go, between its markers")
+	root := f.String("root", "", "the checkout (default: where this is run)")
+	if err := f.Parse(args); err != nil {
+		return err
+	}
+	return inLab(*root, func(lab *bench.Lab) error {
+		return bench.Standard(lab, *limit, filepath.Join(lab.Root, *file), os.Stderr)
+	})
+}

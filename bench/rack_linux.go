@@ -1,0 +1,98 @@
+package bench
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"time"
+)
+
+// rack is a fake broker and the targets in front of it, which stay up from round to round and from case to case.
+type rack struct {
+	lab      *Lab
+	broker   *process
+	addrs    []string
+	live     map[string]*target
+	skipped  map[string]string
+	progress io.Writer
+}
+
+// javaWarmup is how long the official proxy is warmed before it is measured for the first time, for its compilers.
+const javaWarmup = 20 * time.Second
+
+// newRack starts the broker; targets are started when they are first needed.
+func newRack(lab *Lab, connections int, progress io.Writer) (*rack, error) {
+	const perPort = 20_000 // connections from one address to one port, with room
+	broker, addrs, err := lab.startBroker(BrokerConfig{Ports: 1 + connections/perPort})
+	if err != nil {
+		return nil, err
+	}
+	return &rack{lab: lab, broker: broker, addrs: addrs, live: map[string]*target{}, skipped: map[string]string{}, progress: progress}, nil
+}
+
+func (k *rack) close() {
+	for _, t := range k.live {
+		t.stop()
+	}
+	k.broker.stop()
+}
+
+// round measures each target of r once, and adds the runs to r.
+func (k *rack) round(r *Result, round int) error {
+	for _, name := range r.names {
+		if k.skipped[name] != "" {
+			r.Skipped[name] = k.skipped[name]
+			continue
+		}
+		var t *target
+		var err error
+		if fresh(r.Params.Scenario) {
+			t, err = k.lab.startTarget(name, k.addrs, nil)
+		} else {
+			t, err = k.target(name)
+		}
+		var no *unavailable
+		if errors.As(err, &no) {
+			k.skipped[name], r.Skipped[name] = err.Error(), err.Error()
+			fmt.Fprintf(k.progress, "######## %s IS SKIPPED: %v\n", name, err)
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		run, err := measure(t, k.broker, r.Params)
+		if err != nil {
+			return fmt.Errorf("%s on %s: %w", r.Params.Scenario, name, err)
+		}
+		if fresh(r.Params.Scenario) {
+			t.stop()
+		}
+		run.Target, run.Round = name, round
+		r.Runs = append(r.Runs, run)
+		fmt.Fprintf(k.progress, "%s %s\n", r.Params.Label(), run)
+	}
+	return nil
+}
+
+// target returns a target that is up and warm.
+func (k *rack) target(name string) (*target, error) {
+	if t := k.live[name]; t != nil {
+		return t, nil
+	}
+	t, err := k.lab.startTarget(name, k.addrs, nil)
+	if err != nil {
+		return nil, err
+	}
+	k.live[name] = t
+	if name != "java-proxy" {
+		return t, nil
+	}
+	for _, scenario := range []string{"produce", "consume", "lookup", "churn"} {
+		const parts = 4
+		p := Params{Scenario: scenario, Warmup: javaWarmup / parts, Duration: 100 * time.Millisecond}.withDefaults()
+		if _, err := measure(t, k.broker, p); err != nil {
+			return nil, fmt.Errorf("%s, warming up with %s: %w", name, scenario, err)
+		}
+	}
+	return t, nil
+}
