@@ -23,6 +23,8 @@ const (
 	// watchesGrace is how long operations wait after a reconnect for the library to set its watches again, when it
 	// does not say so.
 	watchesGrace = 300 * time.Millisecond
+	// closeTimeout bounds the wait for the library when a client is closed, beyond the second that it takes to say so.
+	closeTimeout = 5 * time.Second
 	// maxReply is the largest answer that is taken from a server: a list of 32,000 children is 2 MB.
 	maxReply = 16 << 20
 )
@@ -143,10 +145,6 @@ func newClient(e Ensemble, timeout time.Duration, auth *Auth, log *slog.Logger, 
 
 // close ends the session, so that ephemeral nodes go at once, and waits for every goroutine of the library.
 func (c *client) close() {
-	if c.ctx.Err() != nil {
-		c.finished.Wait()
-		return
-	}
 	c.mu.Lock()
 	c.closing = true
 	up := c.up
@@ -159,7 +157,21 @@ func (c *client) close() {
 	c.conn.Close()
 	c.cancel()
 	c.dialer.close()
-	c.finished.Wait()
+	c.finish()
+}
+
+// finish waits for the goroutines, but not for ever: a shutdown must not hang on the library.
+func (c *client) finish() {
+	done := make(chan struct{})
+	go func() {
+		c.finished.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+	case <-time.After(closeTimeout):
+		c.log.Error("the ZooKeeper library does not end; going on without it", "after", closeTimeout)
+	}
 }
 
 // onEvent is the library's callback: it runs on its receiving goroutine.

@@ -8,6 +8,7 @@ import (
 	"net"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -67,6 +68,7 @@ func TestFaults(t *testing.T) {
 		"ZK-03 a server that moved to another address is found":               testAddressChange,
 		"ZK-04 a name that does not resolve stops nobody":                     testUnresolvable,
 		"ZK-09 closing while events arrive ends in time":                      testCloseUnderEvents,
+		"ZK-09 closing while the line is cut ends in time":                    testCloseUnderCuts,
 		"a server that accepts and hangs is left in time":                     testHangingHandshake,
 		"operations on a hanging server end by their deadline":                testHangingServer,
 		"a lost answer is looked up and not repeated":                         testLostAnswer,
@@ -302,6 +304,44 @@ func testCloseUnderEvents(t *testing.T, server *zktest.Server) {
 	}
 	close(stop)
 	<-stopped
+}
+
+// testCloseUnderCuts closes stores whose operations are under way while their lines are cut: the library must end.
+func testCloseUnderCuts(t *testing.T, server *zktest.Server) {
+	root := chroot()
+	relay := zktest.NewRelay(t, server.Addr())
+	for round := range 20 {
+		s, err := Open(context.Background(), Config{Servers: relay.Addr() + root, Logger: testLog(t)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := s.fresh(within(t, 20*time.Second)); err != nil {
+			t.Fatal(err)
+		}
+		var group sync.WaitGroup
+		for range 20 {
+			group.Add(1)
+			go func() {
+				defer group.Done()
+				for s.sync(context.Background()) == nil {
+				}
+			}()
+		}
+		<-time.After(time.Duration(round) * time.Millisecond / 2)
+		group.Add(1)
+		go func() {
+			defer group.Done()
+			s.client.dialer.close() // as a network does, at the worst moment
+		}()
+		begin := time.Now()
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+		group.Wait()
+		if took := time.Since(begin); took > 4*time.Second {
+			t.Fatalf("round %d: Close took %s", round, took)
+		}
+	}
 }
 
 func testHangingHandshake(t *testing.T, server *zktest.Server) {
@@ -812,8 +852,11 @@ func TestZK08TheDialerKeepsOneConnection(t *testing.T) {
 	if time.Since(begin) < dialPause/2 {
 		t.Error("there is no pause between two connections")
 	}
-	if _, err := first.Write([]byte("x")); !errors.Is(err, net.ErrClosed) {
+	if err := first.(*wire).Conn.SetDeadline(time.Now()); !errors.Is(err, net.ErrClosed) {
 		t.Errorf("the connection before is still open: %v", err)
+	}
+	if n, err := first.Write([]byte("request")); n != len("request") || err != nil {
+		t.Errorf("Write to a closed connection: %d, %v; the library must hear of it from the reading side only", n, err)
 	}
 	d.close()
 }

@@ -211,6 +211,10 @@ func (w *wire) SetReadDeadline(t time.Time) error {
 }
 
 // Write implements net.Conn. The library writes one request per call: length, number, operation, body.
+//
+// It never fails: after an error it ends the connection, and the reading side tells the library. Told here as well, the
+// library would answer the request twice, and three times while it is being closed; then its loop waits for ever for
+// somebody to take the last answer.
 func (w *wire) Write(p []byte) (int, error) {
 	op := uint32(0)
 	if len(p) >= 12 {
@@ -219,9 +223,10 @@ func (w *wire) Write(p []byte) (int, error) {
 	if op != opSetWatches && op != opSetAuth && op != opPing {
 		w.early.Store(true)
 	}
-	n, err := w.Conn.Write(p)
-	if err == nil && op == opSetWatches {
+	if _, err := w.Conn.Write(p); err != nil {
+		_ = w.Conn.Close()
+	} else if op == opSetWatches {
 		w.d.watched()
 	}
-	return n, err
+	return len(p), nil
 }
