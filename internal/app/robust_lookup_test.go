@@ -332,6 +332,26 @@ func TestAnAssignedBrokerOfTheOldClusterIsNoWayBack(t *testing.T) {
 	}
 }
 
+// LK-17, the narrow moment: the map has changed, the eviction of a producer waits for its turn, and the old cluster closes it with an
+// address of its own. The client is told of the close, and nothing of that address.
+func TestAnAssignedBrokerIsNotToldOnceTheMapHasChanged(t *testing.T) {
+	const topic = "persistent://public/default/assigned-late"
+	r := newRig(t, testkit.Options{}, func(c *config.Config) { c.Eviction = config.Eviction{Rate: 1, Burst: 1} })
+	p := r.bridge(t, topic)
+	p.produce(topic, "", 1)
+	p.produce(topic, "", 2)
+	r.route(t, topic, "b")
+	first := p.expect(codec.TypeCloseProducer).GetCloseProducer().GetProducerId() // the other's turn comes in a second
+	info, _ := r.a.Topic(topic)
+	if err := r.a.Unload(topic, r.a.Broker(1-info.Broker), true); err != nil {
+		t.Fatal(err)
+	}
+	closed := p.expect(codec.TypeCloseProducer).GetCloseProducer()
+	if closed.GetProducerId() != 3-first || closed.AssignedBrokerServiceUrl != nil || closed.AssignedBrokerServiceUrlTls != nil {
+		t.Errorf("after producer %d the client was told %v", first, closed)
+	}
+}
+
 // An assigned address is the broker's own: the client is told the tagged one, and comes back by it.
 func TestAnAssignedBrokerIsToldByItsTaggedAddress(t *testing.T) {
 	const topic = "persistent://public/default/assigned"

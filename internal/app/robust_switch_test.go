@@ -111,6 +111,8 @@ func TestRoutesOfLiveTopicsMoveOnlyWhenToldSo(t *testing.T) {
 	consumer := followAs(t, r.app.PulsarAddr(), topic, "s", testkit.Shared)
 	producer.mustSend(1)
 	consumer.mustReceive(1)
+	bystander := r.bridge(t, "persistent://public/bystander/t")
+	bystander.produce("persistent://public/bystander/t", "", 1)
 	on := r.a
 	steps := []struct {
 		name   string
@@ -130,10 +132,10 @@ func TestRoutesOfLiveTopicsMoveOnlyWhenToldSo(t *testing.T) {
 			return err
 		}},
 		{"routes import", r.a, func(o admin.ChangeOptions) error {
-			_, err := r.admin.Import(t.Context(), admin.ImportRequest{Routes: []admin.ImportItem{{Name: namespace, Cluster: "a"}, {Name: "public/elsewhere", Cluster: "b"}}, ChangeOptions: o})
+			_, err := r.admin.Import(t.Context(), admin.ImportRequest{Routes: []admin.ImportItem{{Name: namespace, Cluster: "a"}, {Name: "public/bystander", Cluster: "a"}, {Name: "public/elsewhere", Cluster: "b"}}, ChangeOptions: o})
 			return err
 		}},
-		{"routes set TENANT, overruled", nil, func(o admin.ChangeOptions) error { // moves nothing of ours: the namespace decides
+		{"routes set TENANT, overruled by namespaces", nil, func(o admin.ChangeOptions) error { // moves nothing of ours: the namespace decides
 			_, err := r.admin.Set(t.Context(), admin.SetRequest{Name: "public", Cluster: "b", ChangeOptions: o})
 			return err
 		}},
@@ -145,6 +147,7 @@ func TestRoutesOfLiveTopicsMoveOnlyWhenToldSo(t *testing.T) {
 	for _, s := range steps {
 		t.Run(s.name, func(t *testing.T) {
 			digest := r.app.Table().Digest()
+			producers, consumers := r.evicted()
 			err := s.change(admin.ChangeOptions{})
 			if s.to == nil {
 				if err != nil {
@@ -152,6 +155,9 @@ func TestRoutesOfLiveTopicsMoveOnlyWhenToldSo(t *testing.T) {
 				}
 				producer.mustSend(1)
 				consumer.mustReceive(1)
+				if p, c := r.evicted(); p != producers || c != consumers {
+					t.Errorf("%d producers and %d consumers were told to move", p-producers, c-consumers)
+				}
 				return
 			}
 			var refused *admin.Error
@@ -175,12 +181,16 @@ func TestRoutesOfLiveTopicsMoveOnlyWhenToldSo(t *testing.T) {
 			})
 			producer.mustSend(5)
 			consumer.mustReceive(5)
+			if p, c := r.evicted(); p != producers+1 || c != consumers+1 {
+				t.Errorf("%d producers and %d consumers were told to move, want one each", p-producers, c-consumers)
+			}
 			if got := len(on.Messages(topic)); got != before {
 				t.Errorf("%d messages went to %s after the change", got-before, on.Name())
 			}
 			on = s.to
 		})
 	}
+	bystander.publish(1, 1, []byte("x")) // its receipt is the first thing that it hears
 }
 
 // A non-persistent topic moves in immediate mode.
