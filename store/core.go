@@ -343,6 +343,18 @@ func (c *core) acks(id string) ([]switching.Ack, error) {
 	return acks, nil
 }
 
+func (c *core) forget(id string) error {
+	p, ok := c.proxies[id]
+	switch {
+	case !ok:
+		return fmt.Errorf("proxy %s: %w", id, ErrNotFound)
+	case p.Live:
+		return fmt.Errorf("proxy %s: %w", id, ErrLive)
+	}
+	delete(c.proxies, id)
+	return nil
+}
+
 func (c *core) listProxies() []Proxy {
 	all := make([]Proxy, 0, len(c.proxies))
 	for _, p := range c.proxies {

@@ -486,6 +486,15 @@ func (f *File) Unregister(ctx context.Context) error {
 	return nil
 }
 
+// Forget implements Store.
+func (f *File) Forget(ctx context.Context, id string) error {
+	if err := f.begin(ctx); err != nil {
+		return err
+	}
+	defer f.core.mu.Unlock()
+	return f.core.forget(id)
+}
+
 // Proxies implements Store.
 func (f *File) Proxies(ctx context.Context) ([]Proxy, error) {
 	if err := f.begin(ctx); err != nil {

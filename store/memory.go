@@ -275,6 +275,15 @@ func (m *Memory) Unregister(ctx context.Context) error {
 	return nil
 }
 
+// Forget implements Store.
+func (m *Memory) Forget(ctx context.Context, id string) error {
+	if err := m.begin(ctx); err != nil {
+		return err
+	}
+	defer m.core.mu.Unlock()
+	return m.core.forget(id)
+}
+
 // Proxies implements Store.
 func (m *Memory) Proxies(ctx context.Context) ([]Proxy, error) {
 	if err := m.begin(ctx); err != nil {

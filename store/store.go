@@ -24,6 +24,8 @@ var (
 	ErrUnavailable = errors.New("the map store cannot be reached")
 	// ErrUnknown: the answer to a write was lost; read before repeating.
 	ErrUnknown = errors.New("the outcome of the write is unknown")
+	// ErrLive: the proxy to be forgotten is registered.
+	ErrLive = errors.New("the proxy is alive")
 	// ErrNotFound: no such switch, proxy or key.
 	ErrNotFound = errors.New("not found")
 	// ErrTooLarge: the change does not fit into one write of this store. Nothing was written; halves of it may fit.
@@ -170,6 +172,8 @@ type Store interface {
 	Register(ctx context.Context, p Proxy) error
 	// Unregister ends the membership (clean stop). Without a registration it does nothing.
 	Unregister(ctx context.Context) error
+	// Forget ends the membership of a proxy that will not come back; ErrNotFound, and ErrLive for one that is here.
+	Forget(ctx context.Context, id string) error
 	// Proxies lists all members, live or not.
 	Proxies(ctx context.Context) ([]Proxy, error)
 

@@ -81,6 +81,34 @@ func (s *Store) removeMember(ctx context.Context, id string) error {
 	return s.delete(ctx, s.root+"/members/"+id)
 }
 
+// Forget implements store.Store.
+func (s *Store) Forget(ctx context.Context, id string) error {
+	if err := store.CheckID("proxy", id); err != nil {
+		return err
+	}
+	ctx, cancel := withDefaultTimeout(ctx)
+	defer cancel()
+	if err := s.fresh(ctx); err != nil {
+		return err
+	}
+	path := s.root + "/proxies/" + id
+	live, err := s.get(ctx, path)
+	if err != nil {
+		return err
+	}
+	if live.exists() {
+		return fmt.Errorf("proxy %s: %w", id, store.ErrLive)
+	}
+	member, err := s.get(ctx, s.root+"/members/"+id)
+	if err != nil {
+		return err
+	}
+	if !member.exists() {
+		return fmt.Errorf("proxy %s: %w", id, store.ErrNotFound)
+	}
+	return s.delete(ctx, s.root+"/members/"+id)
+}
+
 // keepRegistered announces the proxy again whenever a session was lost or its node was removed, until Close.
 func (s *Store) keepRegistered() {
 	r := &s.registrar

@@ -7,6 +7,8 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+
+	"pointsman/internal/admin"
 )
 
 func (c *cli) explainCommand() *cobra.Command {
@@ -128,6 +130,27 @@ knows. Exit code 1 when live proxies serve different maps.`,
 				err = &codeError{code: exitFailed}
 			}
 			return err
+		},
+	}, &cobra.Command{
+		Use:   "forget ID",
+		Short: "Take a proxy that will not come back off the roster",
+		Long: `A proxy that stops in order leaves the roster by itself; one that died stays on it, and changes which would move live
+topics are refused because it cannot be asked. Forget it only when its process is gone for good: if it still runs somewhere without contact, it
+goes on to serve the map that it knows.`,
+		Example: `  pointsman proxies forget proxy-3-6650`,
+		Args:    exactly("ID"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			client, err := c.client()
+			if err != nil {
+				return err
+			}
+			list, err := client.Forget(cmd.Context(), admin.ForgetRequest{ID: args[0]})
+			if err != nil {
+				return err
+			}
+			return c.print(list, func(w io.Writer) {
+				fmt.Fprintf(w, "%s is forgotten, %s left\n", args[0], plural(len(list.Proxies), "member"))
+			})
 		},
 	})
 }

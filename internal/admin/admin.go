@@ -120,6 +120,7 @@ func New(cfg Config) *Server {
 	mux.Handle("GET /api/v1/explain", answer(s.handleExplain))
 	mux.Handle("GET /api/v1/clusters", answer(s.handleClusters))
 	mux.Handle("GET /api/v1/proxies", answer(s.handleProxies))
+	mux.Handle("POST /api/v1/proxies/forget", command(maxBody, s.handleForget))
 	mux.Handle("GET /api/v1/history", answer(s.handleHistory))
 	mux.Handle("GET /api/v1/handles", answer(s.handleHandles))
 	mux.Handle("POST /api/v1/handles", command(maxImport, s.handleHandlesQuery))

@@ -31,6 +31,7 @@ const (
 	CodeUnknownCluster   Code = "unknown_cluster"   // 409: a proxy has no cluster of that name
 	CodeLiveClients      Code = "live_clients"      // 409: producers or consumers would be moved
 	CodeProxyUnreachable Code = "proxy_unreachable" // 409: a proxy cannot be asked
+	CodeProxyLive        Code = "proxy_live"        // 409: the proxy to be forgotten is alive
 	CodeAlreadyThere     Code = "already_there"     // 409: nothing would move
 	CodeConflict         Code = "conflict"          // 409: somebody else changed the map meanwhile
 	CodeClusterDown      Code = "cluster_down"      // 409: the target does not answer
@@ -48,7 +49,7 @@ func (c Code) Status() int {
 		return http.StatusBadRequest
 	case CodeNotFound:
 		return http.StatusNotFound
-	case CodeUnknownCluster, CodeLiveClients, CodeProxyUnreachable, CodeAlreadyThere, CodeConflict, CodeClusterDown, CodeNoNamespace, CodeBusy:
+	case CodeUnknownCluster, CodeLiveClients, CodeProxyUnreachable, CodeProxyLive, CodeAlreadyThere, CodeConflict, CodeClusterDown, CodeNoNamespace, CodeBusy:
 		return http.StatusConflict
 	case CodeStoreUnavailable, CodeOutcomeUnknown:
 		return http.StatusServiceUnavailable
@@ -235,6 +236,11 @@ type ClusterList struct {
 type ProxyList struct {
 	Proxies []store.Proxy `json:"proxies"`
 	Agree   bool          `json:"agree"` // all live ones serve the same map
+}
+
+// ForgetRequest names a proxy that will not come back.
+type ForgetRequest struct {
+	ID string `json:"id"`
 }
 
 // HistoryList is the answer of history, newest first.

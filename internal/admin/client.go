@@ -126,6 +126,11 @@ func (c *Client) Proxies(ctx context.Context) (ProxyList, error) {
 	return get[ProxyList](ctx, c, "/api/v1/proxies", nil)
 }
 
+// Forget takes a proxy that will not come back off the roster, and lists the others.
+func (c *Client) Forget(ctx context.Context, r ForgetRequest) (ProxyList, error) {
+	return post[ProxyList](ctx, c, "/api/v1/proxies/forget", r)
+}
+
 // History lists the newest writes.
 func (c *Client) History(ctx context.Context, limit int) (HistoryList, error) {
 	return get[HistoryList](ctx, c, "/api/v1/history", url.Values{"limit": {strconv.Itoa(limit)}})

@@ -2,6 +2,7 @@ package admin
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -140,6 +141,21 @@ func (s *Server) handleProxies(ctx context.Context, _ *http.Request) (any, error
 		}
 	}
 	return list, nil
+}
+
+// handleForget takes a proxy that will not come back off the roster, so that it is no longer asked about its clients.
+func (s *Server) handleForget(ctx context.Context, r *ForgetRequest) (any, error) {
+	err := s.store.Forget(ctx, r.ID)
+	switch {
+	case errors.Is(err, store.ErrLive):
+		return nil, &Error{Code: CodeProxyLive, Message: fmt.Sprintf("proxy %s is alive", r.ID), Remedy: "stop it first: a proxy that stops in order takes itself off the roster"}
+	case errors.Is(err, store.ErrNotFound):
+		return nil, &Error{Code: CodeNotFound, Message: fmt.Sprintf("no proxy %q is on the roster", r.ID), Remedy: "see pointsman proxies ls"}
+	case err != nil:
+		return nil, err
+	}
+	s.log.Info("proxy forgotten", "proxy", r.ID)
+	return s.handleProxies(ctx, nil)
 }
 
 func (s *Server) handleHistory(ctx context.Context, r *http.Request) (any, error) {

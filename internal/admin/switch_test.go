@@ -453,3 +453,34 @@ func TestLookupsBeforeAFlipRunInParallelAndInBoundedTime(t *testing.T) {
 		}
 	})
 }
+
+// A proxy that died blocks a switch by name, until it is forgotten; one that is alive is not forgotten.
+func TestAProxyThatWillNotComeBackIsForgotten(t *testing.T) {
+	r := newRig(t, "p1", "p2")
+	c := r.client("p1")
+	refused := func(what string, err error, want admin.Code) {
+		t.Helper()
+		var e *admin.Error
+		if !errors.As(err, &e) || e.Code != want {
+			t.Errorf("%s: %v, want %s", what, err, want)
+		}
+	}
+	_, err := c.Forget(t.Context(), admin.ForgetRequest{ID: "p2"})
+	refused("forgetting a live proxy", err, admin.CodeProxyLive)
+	_, err = c.Forget(t.Context(), admin.ForgetRequest{ID: "p9"})
+	refused("forgetting nobody", err, admin.CodeNotFound)
+
+	if err := r.stores["p2"].Close(); err != nil {
+		t.Fatal(err)
+	}
+	start := admin.SwitchRequest{Topics: []string{topic1}, To: "b", Mode: "immediate", DryRun: true}
+	_, err = c.StartSwitch(t.Context(), start)
+	refused("a switch while p2 is away", err, admin.CodeProxyUnreachable)
+	list, err := c.Forget(t.Context(), admin.ForgetRequest{ID: "p2"})
+	if err != nil || len(list.Proxies) != 1 || list.Proxies[0].ID != "p1" {
+		t.Errorf("forget: %+v, %v; want p1 left", list, err)
+	}
+	if _, err := c.StartSwitch(t.Context(), start); err != nil {
+		t.Errorf("a switch after p2 was forgotten: %v", err)
+	}
+}

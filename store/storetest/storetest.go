@@ -854,6 +854,9 @@ func testRegister(t *testing.T, f *fixture) {
 			t.Errorf("%s: %+v, %v; want %+v", what, got, err, want)
 		}
 	}
+	if err := s.Forget(context.Background(), "nobody"); !errors.Is(err, store.ErrNotFound) {
+		t.Errorf("forgetting nobody: %v, want ErrNotFound", err)
+	}
 	if err := s.Unregister(context.Background()); err != nil {
 		t.Errorf("Unregister without a registration: %v", err)
 	}
@@ -880,6 +883,13 @@ func testRegister(t *testing.T, f *fixture) {
 		}
 		q.Live = false
 		expect("one is gone without a word", q, p)
+		if err := s.Forget(context.Background(), p.ID); !errors.Is(err, store.ErrLive) {
+			t.Errorf("a live proxy is forgotten: %v", err)
+		}
+		if err := s.Forget(context.Background(), q.ID); err != nil {
+			t.Errorf("forget: %v", err)
+		}
+		expect("it is forgotten", p)
 		// The same proxy starts anew.
 		third := f.open()
 		q.Incarnation = "j"
