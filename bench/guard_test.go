@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"pointsman/codec"
+	"pointsman/internal/admin"
 	"pointsman/internal/app"
 	"pointsman/internal/config"
 )
@@ -24,35 +25,27 @@ import (
 // lockstep (a batch, then all of its receipts), the least of several rounds is taken, and nothing is timed: they hold on any machine,
 // however busy. The bounds leave room for a third more than was measured when they were set, so that half as much again is found.
 
-// startProxy runs a whole proxy in this process, in front of a fake broker, and returns its address and that of its metrics.
+// startProxy runs a whole proxy in this process, in front of two fake clusters, and returns its address and that of its operations port.
 func startProxy(t *testing.T) (addr netip.AddrPort, ops string) {
 	t.Helper()
-	broker, err := NewBroker(BrokerConfig{Ports: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ended := make(chan error, 2)
-	go func() { ended <- broker.Run() }()
+	a, b := startBrokerHere(t, 1)[0], startBrokerHere(t, 1)[0]
 	cfg := config.Default()
 	cfg.Listeners = config.Listeners{Pulsar: "127.0.0.1:0", Ops: "127.0.0.1:0"}
 	cfg.Store.Path = t.TempDir()
 	cfg.DefaultCluster = "a"
-	cfg.Clusters = map[string]*config.Cluster{"a": {ServiceURL: "pulsar://" + broker.Addrs()[0]}}
+	cfg.Clusters = map[string]*config.Cluster{"a": {ServiceURL: "pulsar://" + a.String()}, "b": {ServiceURL: "pulsar://" + b.String()}}
 	cfg.Shutdown = config.Shutdown{Timeout: config.Duration(5 * time.Second)}
 	ctx, cancel := context.WithCancel(context.Background())
 	proxy, err := app.New(ctx, cfg, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
+	ended := make(chan error, 1)
 	go func() { ended <- proxy.Run(ctx) }()
 	t.Cleanup(func() {
 		cancel()
-		if err := <-ended; err != nil { // the proxy: the broker does not end by itself
-			t.Errorf("the proxy ended with: %v", err)
-		}
-		broker.Stop()
 		if err := <-ended; err != nil {
-			t.Errorf("the broker ended with: %v", err)
+			t.Errorf("the proxy ended with: %v", err)
 		}
 	})
 	return netip.MustParseAddrPort(proxy.PulsarAddr()), proxy.OpsURL()
@@ -209,5 +202,34 @@ func TestAMessageCostsNoMoreSystemCallsAndAllocationsThanBefore(t *testing.T) {
 				t.Errorf("%.0f allocations per million messages, at most %.0f: the relay must not allocate per message", leastAllocs, maxAllocs)
 			}
 		})
+	}
+}
+
+func TestASwitchUnderLoadBringsEveryProducerOverAndLeavesTheOthers(t *testing.T) {
+	addr, ops := startProxy(t)
+	control, err := admin.NewClient(ops, time.Minute, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer control.Close()
+	p := Params{Scenario: "switch", Connections: 2, Producers: 10, Rate: 1000}.withDefaults()
+	l, err := newSwitchLoad(p, addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.loop.close()
+	if err := l.follow(control); err != nil {
+		t.Fatal(err)
+	}
+	if len(l.gaps) != 10 || len(l.moving) != 10 || l.errors > 0 {
+		t.Errorf("%d of %d producers are back, %d errors", len(l.gaps), len(l.moving), l.errors)
+	}
+	for _, m := range l.producers {
+		if old := m.client.byAddr; len(old) != 3 || m.on == nil {
+			t.Errorf("%s: connections %v, want one for lookups and one per cluster", m.topic, old)
+		}
+	}
+	if l.latency.TotalCount() == 0 {
+		t.Error("the neighbours sent nothing meanwhile")
 	}
 }

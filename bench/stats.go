@@ -1,8 +1,10 @@
 package bench
 
 import (
+	"fmt"
 	"math"
 	"slices"
+	"strconv"
 )
 
 // Ratio compares one measure of two targets over paired runs.
@@ -21,6 +23,15 @@ const tieWithin = 0.10
 
 // Tie tells whether the difference is too small to be one.
 func (r Ratio) Tie() bool { return math.Abs(r.Median-1) < tieWithin }
+
+// String is the ratio with its interval, and the word for a difference that is none.
+func (r Ratio) String() string {
+	s := fmt.Sprintf("%s (%s–%s)", number(r.Median), number(r.Lo), number(r.Hi))
+	if r.Tie() {
+		s += " tie"
+	}
+	return s
+}
 
 // pairedRatio is a[i]/b[i] over all i, summed up. Pairs whose values are not positive are left out; ok is false when none is left.
 func pairedRatio(a, b []float64) (r Ratio, ok bool) {
@@ -70,4 +81,19 @@ func medianOf(values []float64) float64 {
 	sorted := slices.Clone(values)
 	slices.Sort(sorted)
 	return median(sorted)
+}
+
+// number writes three digits, or whole numbers from 100 on.
+func number(v float64) string {
+	switch a := math.Abs(v); {
+	case math.IsNaN(v):
+		return "–"
+	case a >= 100:
+		return strconv.FormatFloat(v, 'f', 0, 64)
+	case a >= 10:
+		return strconv.FormatFloat(v, 'f', 1, 64)
+	case a >= 0.1 || v == 0:
+		return strconv.FormatFloat(v, 'f', 2, 64)
+	}
+	return strconv.FormatFloat(v, 'g', 2, 64)
 }

@@ -86,6 +86,27 @@ func Switch(lab *Lab, p Params) (*SwitchResult, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := l.follow(control); err != nil {
+		return nil, err
+	}
+	var run Run
+	if err := w.close(&run); err != nil {
+		return nil, err
+	}
+	slices.Sort(l.gaps)
+	r.Moved, r.Assigned, r.Dropped, r.Errors = len(l.gaps), l.assigned, l.dropped, l.errors
+	if took := l.lastClose.Sub(l.firstClose); took > 0 {
+		r.PerSecond = float64(r.Moved) / took.Seconds()
+	}
+	ms := func(i int) float64 { return l.gaps[i].Seconds() * 1e3 }
+	r.GapP50, r.GapP99, r.GapMax = ms(len(l.gaps)/2), ms(len(l.gaps)*99/100), ms(len(l.gaps)-1)
+	r.NeighboursP99During, r.NeighboursMaxDuring = micros(l.latency.ValueAtQuantile(99)), micros(l.latency.Max())
+	r.ProxyCPU, r.OtherCores, r.Load1 = w.cpu.Seconds(), run.OtherCores, run.Load1
+	return r, nil
+}
+
+// follow starts the switch and goes on until it has ended and every producer that moves has a receipt of its new cluster.
+func (l *switchLoad) follow(control *admin.Client) error {
 	const limit = 2 * time.Minute
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
@@ -103,34 +124,21 @@ func Switch(lab *Lab, p Params) (*SwitchResult, error) {
 	var switched bool
 	for !switched || len(l.gaps) < len(l.moving) {
 		if err := l.runFor(10 * time.Millisecond); err != nil {
-			return nil, err
+			return err
 		}
 		select {
 		case err := <-ended:
 			if err != nil {
-				return nil, err
+				return err
 			}
 			switched = true
 		default:
 		}
 		if ctx.Err() != nil {
-			return nil, fmt.Errorf("after %s only %d of %d producers are back: %w", limit, len(l.gaps), len(l.moving), ctx.Err())
+			return fmt.Errorf("after %s only %d of %d producers are back: %w", limit, len(l.gaps), len(l.moving), ctx.Err())
 		}
 	}
-	var run Run
-	if err := w.close(&run); err != nil {
-		return nil, err
-	}
-	slices.Sort(l.gaps)
-	r.Moved, r.Assigned, r.Dropped, r.Errors = len(l.gaps), l.assigned, l.dropped, l.errors
-	if took := l.lastClose.Sub(l.firstClose); took > 0 {
-		r.PerSecond = float64(r.Moved) / took.Seconds()
-	}
-	ms := func(i int) float64 { return l.gaps[i].Seconds() * 1e3 }
-	r.GapP50, r.GapP99, r.GapMax = ms(len(l.gaps)/2), ms(len(l.gaps)*99/100), ms(len(l.gaps)-1)
-	r.NeighboursP99During, r.NeighboursMaxDuring = micros(l.latency.ValueAtQuantile(99)), micros(l.latency.Max())
-	r.ProxyCPU, r.OtherCores, r.Load1 = w.cpu.Seconds(), run.OtherCores, run.Load1
-	return r, nil
+	return nil
 }
 
 // Table is the result for people, in Markdown.

@@ -47,21 +47,6 @@ func sizeText(n int) string {
 	return strconv.Itoa(n) + "B"
 }
 
-// number writes three digits, or whole numbers from 100 on.
-func number(v float64) string {
-	switch a := math.Abs(v); {
-	case math.IsNaN(v):
-		return "–"
-	case a >= 100:
-		return strconv.FormatFloat(v, 'f', 0, 64)
-	case a >= 10:
-		return strconv.FormatFloat(v, 'f', 1, 64)
-	case a >= 0.1 || v == 0:
-		return strconv.FormatFloat(v, 'f', 2, 64)
-	}
-	return strconv.FormatFloat(v, 'g', 2, 64)
-}
-
 // Table is the comparison for people, in Markdown: medians, and Pointsman's ratios with their intervals.
 func (r *Result) Table() string {
 	var b strings.Builder
@@ -105,15 +90,6 @@ func (r *Result) Table() string {
 		fmt.Fprintf(&b, "**%s was skipped**: %s.\n", name, r.Skipped[name])
 	}
 	return b.String()
-}
-
-// String is the ratio with its interval, and the word for a difference that is none.
-func (r Ratio) String() string {
-	s := fmt.Sprintf("%s (%s–%s)", number(r.Median), number(r.Lo), number(r.Hi))
-	if r.Tie() {
-		s += " tie"
-	}
-	return s
 }
 
 // noise is what else the machine did during each run.

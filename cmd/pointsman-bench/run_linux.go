@@ -30,13 +30,14 @@ const usage = `pointsman-bench measures proxies for the Pulsar protocol side by 
 pointsman-bench COMMAND -h lists the flags.`
 
 func run(args []string) error {
-	if len(args) == 0 {
-		return errors.New("no command\n\n" + usage)
+	if len(args) == 0 || args[0] == "-h" || args[0] == "--help" || args[0] == "help" {
+		fmt.Println(usage)
+		return nil
 	}
 	commands := map[string]func([]string) error{"compare": compare, "standard": standard, "switch": switches, "routes": routes, "broker": broker, "relay": relay}
 	command := commands[args[0]]
 	if command == nil {
-		return fmt.Errorf("unknown command %q\n\n%s", args[0], usage)
+		return fmt.Errorf("unknown command %q: pointsman-bench help lists them", args[0])
 	}
 	err := command(args[1:])
 	if errors.Is(err, flag.ErrHelp) {

@@ -1,0 +1,276 @@
+//go:build linux
+
+package bench
+
+import (
+	"encoding/json"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// coverageByCounting is the confidence of the interval from the (k+1)th smallest to the (k+1)th largest of n values: the share of
+// the 2ⁿ equally likely patterns of values below and above the median in which it lies between them.
+func coverageByCounting(n, k int) float64 {
+	hit := 0
+	for pattern := range 1 << n {
+		below := 0
+		for i := range n {
+			below += pattern >> i & 1
+		}
+		if below > k && below < n-k {
+			hit++
+		}
+	}
+	return float64(hit) / float64(int(1)<<n)
+}
+
+func TestTheIntervalOfAMedianCoversAtLeast95PercentOrIsTheWholeRange(t *testing.T) {
+	for n := 1; n <= 16; n++ {
+		k, coverage := medianInterval(n)
+		if want := coverageByCounting(n, k); math.Abs(coverage-want) > 1e-9 {
+			t.Errorf("%d values, from the %dth: coverage %v, counted %v", n, k+1, coverage, want)
+		}
+		if n >= 6 && coverage < 0.95 {
+			t.Errorf("%d values: coverage %v", n, coverage)
+		}
+		if n < 6 && k != 0 {
+			t.Errorf("%d values are too few for anything but the range, and %d were cut off", n, k)
+		}
+		if k+1 < (n+1)/2 && coverageByCounting(n, k+1) >= 0.95 {
+			t.Errorf("%d values: a narrower interval covers 95 %% as well", n)
+		}
+	}
+}
+
+func TestRatiosArePairedByRound(t *testing.T) {
+	// The machine was ten times slower in the second round; each pair says 0.5.
+	r, ok := pairedRatio([]float64{1, 10, 1}, []float64{2, 20, 2})
+	if !ok || r.Median != 0.5 || r.Lo != 0.5 || r.Hi != 0.5 || r.Pairs != 3 {
+		t.Errorf("%+v", r)
+	}
+	if r, ok = pairedRatio([]float64{1, 2, 3}, []float64{0, -1, 3}); !ok || r.Pairs != 1 || r.Median != 1 {
+		t.Errorf("pairs without a positive value must not count: %+v", r)
+	}
+	if _, ok = pairedRatio([]float64{0}, []float64{1}); ok {
+		t.Error("a ratio of nothing")
+	}
+}
+
+func TestLessThanTenPercentIsATie(t *testing.T) {
+	for ratio, want := range map[float64]bool{0.89: false, 0.91: true, 1: true, 1.09: true, 1.11: false} {
+		if got := (Ratio{Median: ratio}).Tie(); got != want {
+			t.Errorf("%v: tie %v", ratio, got)
+		}
+	}
+}
+
+func TestProcessorTimeIsReadWhateverTheProcessIsCalled(t *testing.T) {
+	line := "77 (a) b (c 1 2) S 1 77 77 0 -1 4194304 100 0 0 0 250 50 9 9 20 0 4 0 100 1 1"
+	if ticks, err := parseStat([]byte(line)); err != nil || ticks != 300 {
+		t.Errorf("%d ticks, %v", ticks, err)
+	}
+	for _, bad := range []string{"", "77 (a) S 1 2", strings.Replace(line, "250", "x", 1)} {
+		if ticks, err := parseStat([]byte(bad)); err == nil {
+			t.Errorf("%q: %d ticks without an error", bad, ticks)
+		}
+	}
+}
+
+func TestThisProcessCanBeMeasured(t *testing.T) {
+	before, err := processUsage(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if before.switches == 0 {
+		t.Error("no context switch so far: are they read?")
+	}
+	for used := before.cpu; used < before.cpu+2*tickLength; {
+		now, err := processUsage(os.Getpid()) // reading is work
+		if err != nil {
+			t.Fatal(err)
+		}
+		used = now.cpu
+	}
+	f, err := processFootprint(os.Getpid())
+	if err != nil || f.RSS < 1000 || f.PSS < 1000 || f.PSS > f.RSS || f.Files < 3 {
+		t.Errorf("%+v, %v", f, err)
+	}
+	if busy, err := machineBusy(); err != nil || busy < before.cpu {
+		t.Errorf("the machine was busy for %s, this process alone for %s: %v", busy, before.cpu, err)
+	}
+}
+
+func TestConnectionsAreCountedBetweenTwoProcesses(t *testing.T) {
+	const table = `  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
+   0: 0100007F:1000 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 20 1
+   1: 0100007F:2001 0100007F:1000 01 00000000:00000000 00:00000000 00000000     0        0 10 1
+   2: 0100007F:1000 0100007F:2001 01 00000000:00000000 00:00000000 00000000     0        0 21 1
+   3: 0100007F:2002 0100007F:1000 06 00000000:00000000 00:00000000 00000000     0        0 0 1
+   4: 0100007F:2003 0100007F:1000 01 00000000:00000000 00:00000000 00000000     0        0 30 1
+   5: 0100007F:1000 0100007F:2003 01 00000000:00000000 00:00000000 00000000     0        0 22 1
+   6: 0100007F:2004 0100007F:9000 01 00000000:00000000 00:00000000 00000000     0        0 11 1
+`
+	theirs := map[string]bool{"20": true, "21": true, "22": true}
+	if n := countConnections(table, map[string]bool{"10": true, "11": true}, theirs); n != 1 {
+		t.Errorf("%d connections, want 1: not one in TIME_WAIT, of a third process, or to another one", n)
+	}
+}
+
+// result is a made-up comparison.
+func result() *Result {
+	r := &Result{Params: Params{Scenario: "rate", Size: 1024, Connections: 50, Rate: 1000}.withDefaults(), Skipped: map[string]string{"haproxy64k": "no haproxy"}}
+	for round, slow := range []float64{1, 3} {
+		for name, p50 := range map[string]float64{"direct": 50, "pointsman": 70, "haproxy": 90} {
+			r.Runs = append(r.Runs, Run{Target: name, Round: round, Measure: map[string]float64{"p50": p50 * slow, "cpu_per_message": p50 * slow}})
+		}
+	}
+	r.sum()
+	return r
+}
+
+func TestAddedLatencyIsCountedFromDirectInTheSameRound(t *testing.T) {
+	r := result()
+	if got := r.Ratios["haproxy"]["added_p50"]; got.Median != 0.5 || got.Pairs != 2 {
+		t.Errorf("added p50 of pointsman ÷ haproxy: %+v, want 20/40 in both rounds", got)
+	}
+	if _, ok := r.Ratios["direct"]["added_p50"]; ok {
+		t.Error("direct adds nothing to itself")
+	}
+}
+
+func TestTheLineForScriptsHasRatiosAndSpreads(t *testing.T) {
+	line, err := result().Line()
+	if err != nil || strings.Contains(line, "\n") {
+		t.Fatal(line, err)
+	}
+	var got struct {
+		Scenario string
+		Ratios   map[string]struct {
+			AddedP50 float64 `json:"added_p50"`
+			Spread   []float64
+			CPU      float64   `json:"cpu_per_message"`
+			CPUs     []float64 `json:"cpu_per_message_spread"`
+		}
+	}
+	if err := json.Unmarshal([]byte(line), &got); err != nil {
+		t.Fatal(err)
+	}
+	h := got.Ratios["haproxy"]
+	if got.Scenario != "rate" || h.AddedP50 != 0.5 || !slices.Equal(h.Spread, []float64{0.5, 0.5}) || h.CPU != 0.7778 || len(h.CPUs) != 2 {
+		t.Errorf("%s\n%+v", line, got)
+	}
+}
+
+func TestTheTableNamesWhatWasSkipped(t *testing.T) {
+	table := result().Table()
+	for _, want := range []string{"| rate 1000/s 1KiB 50 connections |", "0.50 (0.50–0.50)", "**haproxy64k was skipped**: no haproxy"} {
+		if !strings.Contains(table, want) {
+			t.Errorf("no %q in\n%s", want, table)
+		}
+	}
+}
+
+func TestEveryGoalBelongsToACaseOfTheStandardSet(t *testing.T) {
+	peers := map[string][]string{}
+	for _, c := range append(standardSet(), slowSet()...) {
+		label := c.params.withDefaults().Label()
+		if peers[label] != nil {
+			t.Errorf("the case %q is there twice", label)
+		}
+		peers[label] = c.names
+	}
+	for _, g := range goals() {
+		names, ok := peers[g.label]
+		if !ok {
+			t.Errorf("the goal for %q is never measured", g.label)
+		}
+		for _, p := range g.peers {
+			if !slices.Contains(names, p) {
+				t.Errorf("%s: %s is not measured, only %v", g.label, p, names)
+			}
+		}
+	}
+}
+
+func TestGoalsAreComparedWithTheBestPeer(t *testing.T) {
+	r := &Result{Params: Params{Scenario: "produce", Size: 100, Connections: 50}.withDefaults()}
+	for name, v := range map[string]float64{"pointsman": 8, "haproxy": 20, "haproxy64k": 10} {
+		r.Runs = append(r.Runs, Run{Target: name, Measure: map[string]float64{"cpu_per_message": v}})
+	}
+	r.sum()
+	if table := goalTable([]*Result{r}); !strings.Contains(table, "≤ 1.00 × haproxy64k | 0.80 (0.80–0.80) | met |") {
+		t.Error(table)
+	}
+	for value, want := range map[float64]string{1: "met", 1.05: "level", 1.2: "**missed**"} {
+		if got := verdict(value, 1); got != want {
+			t.Errorf("%v of 1: %s", value, got)
+		}
+	}
+}
+
+func TestOnlyWhatIsBetweenTheMarkersIsReplaced(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "b.md")
+	for _, text := range []string{"one\n", "two\n"} {
+		if err := replaceBetween(file, text); err != nil {
+			t.Fatal(err)
+		}
+	}
+	old, err := os.ReadFile(file)
+	if err != nil || strings.Count(string(old), "one") != 0 || strings.Count(string(old), "two") != 1 {
+		t.Fatalf("%s %v", old, err)
+	}
+	if err := os.WriteFile(file, append(old, "after\n"...), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := replaceBetween(file, "three\n"); err != nil {
+		t.Fatal(err)
+	}
+	if now, _ := os.ReadFile(file); string(now) != strings.Replace(string(old), "two", "three", 1)+"after\n" {
+		t.Errorf("%s", now)
+	}
+	if err := os.WriteFile(file, []byte("no markers"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := replaceBetween(file, "four"); err == nil || !strings.Contains(err.Error(), markerBegin) {
+		t.Errorf("a file without markers must be refused with what to add: %v", err)
+	}
+}
+
+func TestDefaultsDependOnTheScenario(t *testing.T) {
+	for _, c := range []struct {
+		p      Params
+		window int
+	}{
+		{Params{Scenario: "produce", Connections: 1}, 1000},
+		{Params{Scenario: "produce", Connections: 50}, 100},
+		{Params{Scenario: "produce", Connections: 500}, 20},
+		{Params{Scenario: "produce", Connections: 50, Size: 1 << 20}, 4},
+		{Params{Scenario: "lookup"}, 10},
+		{Params{Scenario: "produce", Window: 7}, 7},
+	} {
+		if got := c.p.withDefaults().Window; got != c.window {
+			t.Errorf("%+v: window %d, want %d", c.p, got, c.window)
+		}
+	}
+	if p := (Params{Scenario: "stall"}).withDefaults(); p.Size != 1<<20 || p.Stalled != 200 || p.Rate != 1000 || p.Duration != 3*time.Second {
+		t.Errorf("%+v", p)
+	}
+}
+
+func TestTheRouteTableIsMeasuredAndRight(t *testing.T) {
+	r, err := Routes(5000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.DecideAllocs != 0 || r.DecideNs <= 0 || r.PlainNs <= 0 || r.BytesPerTopic < 20 || r.BytesPerTopic > 500 || r.ChangeP50 <= 0 {
+		t.Errorf("%+v", r)
+	}
+	if table := RoutesTable([]RoutesResult{r}); !strings.Contains(table, "| 5000 |") {
+		t.Error(table)
+	}
+}
