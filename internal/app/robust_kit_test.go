@@ -620,12 +620,20 @@ func contextWithPatience(t testing.TB) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(t.Context(), patience)
 }
 
-// route maps a name to a cluster at once.
-func (r *rig) route(t testing.TB, name, cluster string) {
+// route maps a canonical topic or a scope to a cluster, and waits until this proxy serves that.
+func (r *rig) route(t *testing.T, name, cluster string) {
 	t.Helper()
 	if _, err := r.admin.Set(t.Context(), admin.SetRequest{Name: name, Cluster: cluster, ChangeOptions: admin.ChangeOptions{Immediate: true}}); err != nil {
 		t.Fatal(err)
 	}
+	r.await(t, "the route of "+name, func() bool {
+		if strings.Contains(name, "://") {
+			e, _ := r.app.Table().Entry(name)
+			return e.Cluster == cluster
+		}
+		rule, _ := r.app.Table().Rule(name)
+		return rule.Cluster == cluster
+	})
 }
 
 // switchTo moves topics in immediate mode and waits for the end.
