@@ -396,6 +396,11 @@ func testHangingServer(t *testing.T, server *zktest.Server) {
 		proxies, err := far.Proxies(within(t, 10*time.Second))
 		return err == nil && len(proxies) == 1 && proxies[0].Live
 	})
+	relay.Hold()
+	begin := time.Now()
+	if err := far.Close(); err != nil || time.Since(begin) > 4*time.Second {
+		t.Errorf("Close with a hanging server: %v after %s", err, time.Since(begin))
+	}
 }
 
 func testLostAnswer(t *testing.T, server *zktest.Server) {

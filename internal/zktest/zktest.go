@@ -6,6 +6,7 @@ import (
 	"bufio"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -161,7 +162,7 @@ func (s *Server) launch() {
 		s.t.Fatal(err)
 	}
 	cmd := exec.Command("java", "-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dzookeeper.jmx.log4j.disable=true",
-		"-Djava.net.preferIPv4Stack=true", "-cp", s.classes, "org.apache.zookeeper.server.quorum.QuorumPeerMain", filepath.Join(s.dir, "zoo.cfg"))
+		"-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-Djava.net.preferIPv4Stack=true", "-cp", s.classes, "org.apache.zookeeper.server.quorum.QuorumPeerMain", filepath.Join(s.dir, "zoo.cfg"))
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = dieWithParent()
 	if err := cmd.Start(); err != nil {
@@ -244,17 +245,22 @@ func (s *Server) tail() string {
 	return strings.Join(lines, "\n")
 }
 
-// freePorts finds ports that nobody listens on now.
+// freePorts finds ports that nobody listens on now, below those that the kernel hands out by itself: a server keeps its
+// port while it is stopped, and no outgoing connection must take it.
 func freePorts(t testing.TB, n int) []int {
 	t.Helper()
-	ports := make([]int, n)
-	for i := range ports {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
+	var ports []int
+	for attempts := 0; len(ports) < n; attempts++ {
+		port := 15_000 + rand.IntN(15_000)
+		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port))
 		if err != nil {
-			t.Fatal(err)
+			if attempts > 100 {
+				t.Fatalf("zktest: no free port: %v", err)
+			}
+			continue
 		}
 		defer l.Close()
-		ports[i] = l.Addr().(*net.TCPAddr).Port
+		ports = append(ports, port)
 	}
 	return ports
 }
