@@ -13,6 +13,7 @@ import (
 // garbage collector nothing. slots is an open-addressed index (linear probing) of records in the arena; the index and
 // the record with its name beside it are the only two places of memory that a lookup has to wait for.
 type shard struct {
+	unknown  bool     // has never been read: no topic in it may be decided
 	slots    []uint32 // 0 = free, else tag<<offsetBits | offset of the record in units of recordAlign
 	arena    string   // records: see recordHead
 	clusters []string // distinct cluster names of this shard; "" among them for floors
@@ -35,6 +36,9 @@ const (
 )
 
 var emptyShard = &shard{}
+
+// unknownShard stands for a bucket that has never been read. Its digest tells the table from one that knows.
+var unknownShard = &shard{unknown: true, digest: 0x9e3779b97f4a7c15}
 
 func hashName(base string) uint64 { return xxhash.Sum64String(base) }
 

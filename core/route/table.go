@@ -23,6 +23,7 @@ type Table struct {
 	rulesDigest uint64
 	digest      uint64
 	count       int
+	rulesUnread bool // the rules have never been read: only exact entries decide
 }
 
 // Empty is the map that maps nothing.
@@ -52,6 +53,9 @@ func (t *Table) Decide(topic Topic, listenerDefault string) Decision {
 	s := t.shards[bucketOf(h)]
 	r := s.find(topic.base, h)
 	if r == 0 {
+		if s.unknown {
+			return Decision{Source: SourceUnknown}
+		}
 		return t.DecideByRule(topic, listenerDefault)
 	}
 	if cluster := s.cluster(r); cluster != "" {
@@ -84,6 +88,9 @@ func (t *Table) DecideScope(scope, listenerDefault string) Decision {
 }
 
 func (t *Table) decideScope(namespace, tenant, listenerDefault string) Decision {
+	if t.rulesUnread {
+		return Decision{Source: SourceUnknown}
+	}
 	floor := uint64(0)
 	if len(t.scopes) > 0 {
 		if r, ok := t.scopes[namespace]; ok {
@@ -196,6 +203,7 @@ func (t *Table) With(buckets map[int][]Entry, rules *[]Rule) (*Table, Changes, e
 	next := *t
 	var changes Changes
 	bad := map[int]error{}
+	read := false // something that was unknown
 	for bucket, entries := range buckets {
 		if bucket < 0 || bucket >= BucketCount {
 			bad[bucket] = fmt.Errorf("there is no such bucket; they are 0 to %d", BucketCount-1)
@@ -207,7 +215,9 @@ func (t *Table) With(buckets map[int][]Entry, rules *[]Rule) (*Table, Changes, e
 			continue
 		}
 		old, before := t.shards[bucket], len(changes.Topics)
-		if changes.Topics = old.diff(s, changes.Topics); len(changes.Topics) == before {
+		if changes.Topics = old.diff(s, changes.Topics); old.unknown {
+			read = true
+		} else if len(changes.Topics) == before {
 			continue // the same content: keep the old memory
 		}
 		next.shards[bucket] = s
@@ -215,6 +225,7 @@ func (t *Table) With(buckets map[int][]Entry, rules *[]Rule) (*Table, Changes, e
 		next.digest += s.digest - old.digest
 	}
 	if rules != nil {
+		read, next.rulesUnread = read || t.rulesUnread, false
 		scopes, err := next.setRules(*rules, t)
 		if err != nil {
 			bad[RulesBucket] = err
@@ -224,11 +235,28 @@ func (t *Table) With(buckets map[int][]Entry, rules *[]Rule) (*Table, Changes, e
 	if len(bad) > 0 {
 		return t, Changes{}, &BuildError{Bad: bad}
 	}
-	if changes.Empty() {
+	if changes.Empty() && !read {
 		return t, Changes{}, nil
 	}
 	slices.Sort(changes.Topics)
 	return &next, changes, nil
+}
+
+// WithUnknown returns the table in which the given parts (buckets, RulesBucket for the rules), as far as they are empty, count as
+// never read: what they would decide is SourceUnknown until With brings them. A topic must not go to the default cluster because its
+// entry is unreadable.
+func (t *Table) WithUnknown(parts ...int) *Table {
+	next := *t
+	for _, part := range parts {
+		switch {
+		case part == RulesBucket:
+			next.rulesUnread = len(t.rules) == 0
+		case t.shards[part].count == 0 && !next.shards[part].unknown:
+			next.shards[part] = unknownShard
+			next.digest += unknownShard.digest
+		}
+	}
+	return &next
 }
 
 // setRules replaces the rules of t, which is still being built, and returns the scopes that differ from old.

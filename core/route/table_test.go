@@ -500,3 +500,49 @@ func TestADecisionAllocatesNothing(t *testing.T) {
 		t.Errorf("Entry allocates %v times", n)
 	}
 }
+
+// A topic whose part of the map was never read is not sent to the default cluster; reading it changes that.
+func TestWhatWasNeverReadDecidesNothing(t *testing.T) {
+	topic := mustTopic(t, "persistent://t/ns/x")
+	other := mustTopic(t, "persistent://t/ns/other")
+	if Bucket(topic.Base()) == Bucket(other.Base()) {
+		t.Fatal("the two topics share a bucket: take another name")
+	}
+	table := mustWith(t, Empty(), []Rule{{Scope: "t/ns", Cluster: "a"}})
+	blind := table.WithUnknown(Bucket(topic.Base()))
+	if d := blind.Decide(topic, "z"); d.Source != SourceUnknown || d.Cluster != "" {
+		t.Errorf("unread bucket: %+v, want SourceUnknown", d)
+	}
+	if d := blind.Decide(other, "z"); d.Cluster != "a" {
+		t.Errorf("another bucket: %+v, want a", d)
+	}
+	if blind.Digest() == table.Digest() {
+		t.Error("the digest does not tell that a bucket is unread")
+	}
+	seen, _, err := blind.With(map[int][]Entry{Bucket(topic.Base()): nil}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := seen.Decide(topic, "z"); d.Cluster != "a" || seen.Digest() != table.Digest() {
+		t.Errorf("read and empty: %+v, digest %s, want a, %s", d, seen.Digest(), table.Digest())
+	}
+
+	noRules := mustWith(t, Empty(), nil, Entry{Topic: topic.Base(), Cluster: "b"}).WithUnknown(RulesBucket)
+	if d := noRules.Decide(topic, "z"); d.Cluster != "b" {
+		t.Errorf("an exact entry without rules: %+v, want b", d)
+	}
+	if d := noRules.Decide(other, "z"); d.Source != SourceUnknown {
+		t.Errorf("unread rules: %+v, want SourceUnknown", d)
+	}
+	seen, _, err = noRules.With(nil, &[]Rule{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := seen.Decide(other, "z"); d.Cluster != "z" {
+		t.Errorf("rules read and none: %+v, want the default", d)
+	}
+	// A part with a last good value stays as it is.
+	if d := seen.WithUnknown(Bucket(topic.Base())).Decide(topic, "z"); d.Cluster != "b" {
+		t.Errorf("a bucket with entries was hidden: %+v", d)
+	}
+}

@@ -68,6 +68,8 @@ const (
 	SourceDefault
 	// SourceNone: nothing maps the topic, not even a default; Decision.Cluster is empty.
 	SourceNone
+	// SourceUnknown: the part of the map that would decide has never been read (Table.WithUnknown); Decision.Cluster is empty.
+	SourceUnknown
 )
 
 // Decision is the answer of the map for one topic.

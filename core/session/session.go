@@ -31,7 +31,7 @@ type Session struct {
 	held     bool // we asked the loop not to read the client (OpPause)
 	pinged   bool // a PING of ours waits for a sign of life
 	maxFrame int
-	inflight int // requests in the pool
+	inflight int // requests in the pool, by cost
 	heard    time.Time
 	timer    timer
 

@@ -43,6 +43,18 @@ func (s *Session) handleRequest(now time.Time, frame []byte, h codec.Head) {
 	}
 }
 
+// cost is what a request counts for in LookupsPerConnection: the answers to some are large, and wait in the proxy's memory for a
+// client that does not read. At most two lists of topics and twenty schemas of one connection are under way.
+func (c *Config) cost(kind RequestKind) int {
+	switch kind {
+	case RequestTopics:
+		return max(c.LookupsPerConnection/2, 1)
+	case RequestSchema:
+		return max(c.LookupsPerConnection/20, 1)
+	}
+	return 1
+}
+
 // handleQuestion asks the mapped cluster what the client asks.
 func (s *Session) handleQuestion(now time.Time, cmd *pulsarpb.BaseCommand) {
 	q := &question{ident: s.ident, cmd: cmd}
@@ -80,11 +92,14 @@ func (s *Session) handleQuestion(now time.Time, cmd *pulsarpb.BaseCommand) {
 			d = table.Decide(topic, s.sh.cfg.DefaultCluster)
 		}
 	}
-	s.inflight++
+	s.inflight += s.sh.cfg.cost(q.kind)
 	w := waiter{s: s, req: req}
 	switch {
 	case err != nil:
 		s.answer(now, q, w, failure(RefusedTopicName, codec.ErrorInvalidTopicName, err.Error()))
+	case d.Source == route.SourceUnknown:
+		s.answer(now, q, w, failure(RefusedUnmapped, codec.ErrorMetadata,
+			fmt.Sprintf("the part of the map that decides about %s cannot be read by this proxy: see its log", q.topic)))
 	case d.Cluster == "":
 		s.answer(now, q, w, failure(RefusedUnmapped, codec.ErrorMetadata,
 			fmt.Sprintf("%s is mapped to no cluster and there is no default: set a route for it, its namespace or its tenant, or default_cluster", q.topic)))
@@ -102,7 +117,7 @@ func (s *Session) answer(now time.Time, q *question, w waiter, a Answer) {
 	if s.state == stateClosed {
 		return
 	}
-	s.inflight--
+	s.inflight -= s.sh.cfg.cost(q.kind)
 	if a.Failed() {
 		if a.Refusal != notRefused {
 			s.noteRefusal(a.Refusal, q.topic, a.Text)

@@ -195,7 +195,7 @@ type Explanation struct {
 	Base          string      `json:"base"`
 	Partition     int         `json:"partition"` // -1: none
 	System        bool        `json:"system"`
-	Source        string      `json:"source"` // topic, namespace, tenant, default or none
+	Source        string      `json:"source"` // topic, namespace, tenant, default, none, or unknown (that part of the map cannot be read)
 	Rule          string      `json:"rule"`   // the route that decides, as in Route.Name; "default_cluster" for the configured one
 	Cluster       string      `json:"cluster"`
 	ClusterKnown  bool        `json:"cluster_known"`
@@ -392,6 +392,9 @@ func sourceName(s route.Source) string {
 		return "tenant"
 	case route.SourceDefault:
 		return "default"
+	}
+	if s == route.SourceUnknown {
+		return "unknown"
 	}
 	return "none"
 }

@@ -97,7 +97,7 @@ func ruleName(d route.Decision, table *route.Table) string {
 	switch d.Source {
 	case route.SourceTopic:
 		return d.Scope
-	case route.SourceNone:
+	case route.SourceNone, route.SourceUnknown:
 		return ""
 	case route.SourceDefault:
 		if r, ok := table.Rule(""); !ok || r.Floor() {

@@ -13,6 +13,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -58,8 +59,11 @@ func Run(ctx context.Context, cfg *config.Config, log *slog.Logger) error {
 	return a.Run(ctx)
 }
 
-// startTimeout bounds what has to be known before the listeners open: the shared tag key.
-const startTimeout = 30 * time.Second
+// The shared tag key has to be known before the listeners open.
+const (
+	startTimeout         = 10 * time.Second
+	startTimeoutWithCopy = 3 * time.Second // when the last one is on the disk
+)
 
 // New opens the store and the listeners. Nothing is served before Run.
 func New(ctx context.Context, cfg *config.Config, log *slog.Logger) (*App, error) {
@@ -149,8 +153,6 @@ func (a *App) tagKeys(ctx context.Context) (cluster.TagKeys, error) {
 		}
 		return cluster.NewTagKeys(keys[0], keys[1:]...)
 	}
-	ctx, cancel := context.WithTimeout(ctx, startTimeout)
-	defer cancel()
 	key, err := a.keyFromStore(ctx)
 	if err != nil {
 		return cluster.TagKeys{}, fmt.Errorf("the key for broker addresses cannot be read from the store (or set tag_key_file, and proxies start without it): %w", err)
@@ -162,13 +164,19 @@ func (a *App) tagKeys(ctx context.Context) (cluster.TagKeys, error) {
 const keyCopyName = "tag-key"
 
 func (a *App) keyFromStore(ctx context.Context) ([]byte, error) {
-	key, err := a.store.TagKey(ctx)
 	if a.cfg.StateDir == "" || a.cfg.Store.Type == "file" {
-		return key, err
+		return a.store.TagKey(ctx)
 	}
 	file := a.cfg.StateDir + string(os.PathSeparator) + keyCopyName
+	saved, readErr := os.ReadFile(file)
+	timeout := startTimeout
+	if readErr == nil {
+		timeout = startTimeoutWithCopy
+	}
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	key, err := a.store.TagKey(ctx)
 	if err != nil {
-		saved, readErr := os.ReadFile(file)
 		if readErr != nil {
 			return nil, errors.Join(err, readErr)
 		}
@@ -206,12 +214,16 @@ func clusterSet(cfg *config.Config, keys cluster.TagKeys, log *slog.Logger) (*cl
 func (a *App) openEngine() error {
 	l := a.cfg.Limits
 	e := a.cfg.Eviction
+	loops := a.cfg.Loops
+	if loops == 0 {
+		loops = runtime.GOMAXPROCS(0)
+	}
 	sc := &session.Config{
 		ServerVersion: "Pointsman-v" + Version, DefaultCluster: a.cfg.DefaultCluster, ClusterNames: a.clusters.set.Load().Names(),
 		MaxFrame: l.Frame.Bytes(), MaxControl: l.ControlFrame.Bytes(),
 		ConnectTimeout: l.ConnectTimeout.Std(), HandshakeTimeout: l.DialTimeout.Std() + l.HandshakeTimeout.Std(),
 		LookupTimeout: l.LookupTimeout.Std(), KeepAlive: l.KeepAliveInterval.Std(),
-		LookupsPerConnection: l.LookupsPerConnection, LookupsPerCluster: l.LookupsPerCluster, MaxHandles: maxHandles,
+		LookupsPerConnection: l.LookupsPerConnection, LookupsPerCluster: max(l.LookupsPerCluster/loops, 1), MaxHandles: maxHandles,
 		ReceiptWait: e.ReceiptWait.Std(), EvictRate: e.Rate, EvictBurst: e.Burst, EvictJitter: e.Jitter.Std(),
 		Table: a.maps.table.Load, Clusters: a.clusters.set.Load,
 	}
@@ -229,7 +241,7 @@ func (a *App) openEngine() error {
 	}
 	a.engine, err = netio.New(netio.Config{
 		Listeners: listeners,
-		Loops:     a.cfg.Loops,
+		Loops:     loops,
 		HighWater: l.HighWatermark.Bytes(), LowWater: l.LowWatermark.Bytes(), BufferMemory: int64(l.BufferMemory.Bytes()),
 		MaxRest: l.ControlFrame.Bytes() + 1<<20, DialTimeout: l.DialTimeout.Std(), WriteStall: l.WriteStallTimeout.Std(), MaxConns: l.Connections,
 		HandshakeTimeout: l.TLSHandshakeTimeout.Std(), ClientTLS: func(name string) *tls.Config { return clientTLS[name] },
@@ -337,6 +349,7 @@ func (a *App) Run(ctx context.Context) error {
 	part("map", func() error { return a.maps.run(life) })
 	err := a.awaitMap(ctx, fatal)
 	if err == nil && ctx.Err() == nil {
+		a.joinRoster(ctx)
 		err = a.engine.Start()
 	}
 	if err == nil && ctx.Err() == nil {
@@ -376,6 +389,16 @@ func (a *App) awaitMap(ctx context.Context, fatal <-chan error) error {
 		case <-late.C:
 			a.log.Warn("nobody is served yet: the map store does not answer and state_dir has no copy of the map", "store", a.store.Status().Detail)
 		}
+	}
+}
+
+// joinRoster puts this proxy on the roster before it serves for the first time: who moves a topic must know of every proxy that may have
+// its clients. A proxy that starts from the disk while the store is away was on the roster before.
+func (a *App) joinRoster(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, startTimeoutWithCopy)
+	defer cancel()
+	if err := a.store.Register(ctx, a.Info()); err != nil {
+		a.log.Warn("this proxy serves without being on the roster", "err", err)
 	}
 }
 

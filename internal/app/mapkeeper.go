@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -115,6 +117,7 @@ func (k *mapKeeper) update(ctx context.Context, u store.Update) {
 			}
 		}
 		k.apply(ctx, u, false)
+		k.hideUnread()
 		k.synced.Store(true)
 		k.load()
 		k.log.Info("the map is loaded", "entries", k.table.Load().Len(), "rules", len(k.table.Load().Rules()), "digest", k.table.Load().Digest())
@@ -159,6 +162,14 @@ func partName(i int) string {
 		return "rules"
 	}
 	return fmt.Sprintf("routes/%04d", i)
+}
+
+// hideUnread has the parts that could not be used, and of which no older copy is there, count as unknown: their topics are
+// refused rather than sent to the default cluster.
+func (k *mapKeeper) hideUnread() {
+	if len(k.badNow) > 0 {
+		k.table.Store(k.table.Load().WithUnknown(slices.Collect(maps.Keys(k.badNow))...))
+	}
 }
 
 // apply builds the next table, swaps it in, and has evicted what moved.

@@ -84,8 +84,8 @@ type Limits struct {
 	BufferMemory         Size     `key:"buffer_memory" doc:"All bytes queued for peers that do not read, over all connections; when it is used up, sources are paused at once."`
 	HighWatermark        Size     `key:"high_watermark" doc:"Queued bytes towards one peer above which its source is no longer read."`
 	LowWatermark         Size     `key:"low_watermark" doc:"Queued bytes towards one peer below which its source is read again."`
-	LookupsPerConnection int      `key:"lookups_per_connection" doc:"Lookups in flight per client connection; more wait, then the connection is not read."`
-	LookupsPerCluster    int      `key:"lookups_per_cluster" doc:"Lookups in flight per cluster and proxy (the official proxy's maxConcurrentLookupRequests, but it works); more wait, then TooManyRequests."`
+	LookupsPerConnection int      `key:"lookups_per_connection" doc:"Lookups in flight per client connection; then the connection is not read until half of them are answered. A list of topics counts as half of the limit, a schema as a twentieth."`
+	LookupsPerCluster    int      `key:"lookups_per_cluster" doc:"Lookups in flight per cluster and proxy, shared out evenly to the event loops (the official proxy's maxConcurrentLookupRequests, but it works); more get TooManyRequests."`
 	ConnectTimeout       Duration `key:"connect_timeout" doc:"Time that a client has for its CONNECT."`
 	HandshakeTimeout     Duration `key:"handshake_timeout" doc:"Time that a broker has for its CONNECTED."`
 	DialTimeout          Duration `key:"dial_timeout" doc:"Time for a TCP connection to a broker, name resolution included (the official proxy's brokerProxyConnectTimeoutMs)."`
