@@ -314,7 +314,7 @@ func TestServeReadsTheConfigurationAndRefusesFaults(t *testing.T) {
 	s := &shell{t: t}
 	good := filepath.Join(t.TempDir(), "good.yaml")
 	bad := filepath.Join(t.TempDir(), "bad.yaml")
-	for path, text := range map[string]string{good: "clusters: { a: { service_url: \"pulsar://h:6650\" } }\n", bad: "clusters: { a: { service_url: \"pulsar://h\" } }\nloops: x\n"} {
+	for path, text := range map[string]string{good: "clusters: { a: { service_url: \"pulsar://h:6650\" } }\n", bad: "clusters: { a: { service_url: \"http://h:6650\" } }\nloops: x\n"} {
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
