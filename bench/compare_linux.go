@@ -216,14 +216,22 @@ func settled(pid int) (f footprint, err error) {
 	return f, fmt.Errorf("process %d still opens or closes files after %s", pid, polls*pause)
 }
 
-// before measures the healthy traffic alone, then lets the others stall.
+// before measures the healthy traffic alone, then lets the others stall. It comes back when the set-up, which kept this
+// thread from sending, is forgotten: when buffers are full and the healthy traffic is on time again.
 func (l *stallLoad) before() error {
+	const settle = time.Second
 	if err := l.runFor(l.p.Duration / 2); err != nil {
 		return err
 	}
 	l.quiet = micros(l.latency.ValueAtQuantile(99))
+	if err := l.addStalled(); err != nil {
+		return err
+	}
+	if err := l.runFor(settle); err != nil {
+		return err
+	}
 	l.reset()
-	return l.addStalled()
+	return nil
 }
 
 func micros(ns int64) float64 { return float64(ns) / 1e3 }

@@ -193,17 +193,21 @@ func (l *stallLoad) addStalled() error {
 	return nil
 }
 
-// flood adds, at each tick of the pacer, some LOOKUPs on the next connection that takes them.
-func (l *stallLoad) flood() {
-	l.pace()
+// floodPace is how often LOOKUPs are added.
+const floodPace = 100 * time.Microsecond
+
+// flood adds some LOOKUPs on the next connection that takes them, besides the healthy traffic.
+func (l *stallLoad) flood() (next time.Duration) {
+	next = min(l.pace(), floodPace)
 	for range l.floods {
 		f := l.floods[l.turn%len(l.floods)]
 		l.turn++
 		if !f.conn.full && !f.conn.ended {
 			f.write()
-			return
+			break
 		}
 	}
+	return next
 }
 
 // stalled is a peer that never reads.

@@ -208,19 +208,22 @@ func newProduceLoad(p Params, addr netip.AddrPort) (*produceLoad, error) {
 	}
 	l.interval = time.Second / time.Duration(p.Rate)
 	l.start = time.Now()
-	const pace = 100 * time.Microsecond
-	return l, l.loop.every(pace, l.pace)
+	return l, l.loop.schedule(l.pace)
 }
 
 func (l *produceLoad) close() { l.loop.close() }
 
-// pace sends what is due by now.
-func (l *produceLoad) pace() {
+// minPace is the shortest time between two turns of a pacer: what becomes due in between goes out together.
+const minPace = 20 * time.Microsecond
+
+// pace sends what is due by now, and says when the next one is.
+func (l *produceLoad) pace() (next time.Duration) {
 	for due := int(time.Since(l.start)/l.interval) + 1; l.sent < due; l.sent++ {
 		c := l.conns[l.sent%len(l.conns)]
 		c.owed++
 		c.writable(c.conn)
 	}
+	return max(time.Duration(l.sent)*l.interval-time.Since(l.start), minPace)
 }
 
 func (c *producing) frame(k *conn, h codec.Head, cmd []byte) {

@@ -74,6 +74,12 @@ func TestProcessorTimeIsReadWhateverTheProcessIsCalled(t *testing.T) {
 	if ticks, err := parseStat([]byte(line)); err != nil || ticks != 300 {
 		t.Errorf("%d ticks, %v", ticks, err)
 	}
+	if state := processState([]byte(line)); state != 'S' {
+		t.Errorf("state %q", state)
+	}
+	if state := processState(nil); state != 0 {
+		t.Errorf("state %q of nothing", state)
+	}
 	for _, bad := range []string{"", "77 (a) S 1 2", strings.Replace(line, "250", "x", 1)} {
 		if ticks, err := parseStat([]byte(bad)); err == nil {
 			t.Errorf("%q: %d ticks without an error", bad, ticks)
@@ -114,10 +120,13 @@ func TestConnectionsAreCountedBetweenTwoProcesses(t *testing.T) {
    4: 0100007F:2003 0100007F:1000 01 00000000:00000000 00:00000000 00000000     0        0 30 1
    5: 0100007F:1000 0100007F:2003 01 00000000:00000000 00:00000000 00000000     0        0 22 1
    6: 0100007F:2004 0100007F:9000 01 00000000:00000000 00:00000000 00000000     0        0 11 1
+   7: 0100007F:1000 0100007F:2005 01 00000000:00000000 00:00000000 00000000     0        0 23 1
+  sl  local_address                         remote_address                        st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
+   0: 0000000000000000FFFF00000100007F:2005 0000000000000000FFFF00000100007F:1000 01 00000000:00000000 00:00000000 00000000     0        0 12 1
 `
-	theirs := map[string]bool{"20": true, "21": true, "22": true}
-	if n := countConnections(table, map[string]bool{"10": true, "11": true}, theirs); n != 1 {
-		t.Errorf("%d connections, want 1: not one in TIME_WAIT, of a third process, or to another one", n)
+	theirs := map[string]bool{"20": true, "21": true, "22": true, "23": true}
+	if n := countConnections(table, map[string]bool{"10": true, "11": true, "12": true}, theirs); n != 2 {
+		t.Errorf("%d connections, want 2: one of each family, and none in TIME_WAIT, of a third process, or to another one", n)
 	}
 }
 

@@ -25,7 +25,7 @@ type loop struct {
 	ended  bool
 
 	timerFD int
-	tick    func()
+	tick    func() (next time.Duration)
 }
 
 // handler is what a connection's owner does. All calls come from the loop's goroutine.
@@ -127,14 +127,14 @@ func (l *loop) add(fd int, h handler) (*conn, error) {
 	return c, l.ctl(fd, connEvent)
 }
 
-// every calls tick at that interval from run, as exactly as the kernel's timers do.
-func (l *loop) every(interval time.Duration, tick func()) error {
-	fd, _, errno := syscall.Syscall(syscall.SYS_TIMERFD_CREATE, 1, syscall.O_NONBLOCK|syscall.O_CLOEXEC, 0)
+// schedule calls tick from run, again and again, each time after the time that it returned: as exactly as the kernel's timers are.
+func (l *loop) schedule(tick func() (next time.Duration)) error {
+	fd, _, errno := syscall.Syscall(syscall.SYS_TIMERFD_CREATE, clockMonotonic, syscall.O_NONBLOCK|syscall.O_CLOEXEC, 0)
 	if errno != 0 {
 		return fmt.Errorf("timerfd_create: %w", errno)
 	}
 	l.timerFD, l.tick = int(fd), tick
-	if err := setTimer(l.timerFD, interval); err != nil {
+	if err := setTimer(l.timerFD, time.Nanosecond); err != nil {
 		return err
 	}
 	return l.ctl(l.timerFD, syscall.EPOLLIN)
@@ -194,7 +194,9 @@ func (l *loop) event(ev syscall.EpollEvent) {
 	case ev.Fd == int32(l.timerFD):
 		var count [8]byte
 		_, _ = syscall.Read(l.timerFD, count[:])
-		l.tick()
+		if err := setTimer(l.timerFD, l.tick()); err != nil {
+			panic("bench: a timer that was set before cannot be set: " + err.Error())
+		}
 		return
 	case l.listen[ev.Fd]:
 		for {

@@ -62,6 +62,14 @@ func parseStat(line []byte) (ticks int64, err error) {
 	return ticks, nil
 }
 
+// processState is the state in a line of /proc/PID/stat: 'Z' for a child that has ended.
+func processState(line []byte) byte {
+	if at := bytes.LastIndexByte(line, ')') + 2; at > 1 && at < len(line) {
+		return line[at]
+	}
+	return 0
+}
+
 // statusField is a number from a line of /proc/PID/status or smaps_rollup, 0 when there is none.
 func statusField(text []byte, name string) int64 {
 	for line := range strings.Lines(string(text)) {
@@ -101,6 +109,9 @@ func connectionsBetween(from, to int) (n int, err error) {
 	if err != nil {
 		return 0, err
 	}
+	if six, err := os.ReadFile("/proc/net/tcp6"); err == nil { // sockets for both families are there
+		text = append(text, six...)
+	}
 	mine, err := socketsOf(from)
 	if err != nil {
 		return 0, err
@@ -112,18 +123,22 @@ func connectionsBetween(from, to int) (n int, err error) {
 	return countConnections(string(text), mine, theirs), nil
 }
 
-// countConnections goes through the lines of /proc/net/tcp: an end among mine whose other end is among theirs.
+// countConnections goes through the lines of /proc/net/tcp and tcp6: an end among mine whose other end is among theirs.
 func countConnections(table string, mine, theirs map[string]bool) (n int) {
 	const local, remote, state, inode = 1, 2, 3, 9
 	const established = "01"
+	short := func(addr string) string { // of an IPv4 address in IPv6 form only the IPv4 part
+		const port, v4 = len(":1234"), 8
+		return addr[max(len(addr)-port-v4, 0):]
+	}
 	ends := map[string]bool{} // "local remote" of theirs
 	for line := range strings.Lines(table) {
 		if f := strings.Fields(line); len(f) > inode && f[state] == established && theirs[f[inode]] {
-			ends[f[local]+" "+f[remote]] = true
+			ends[short(f[local])+" "+short(f[remote])] = true
 		}
 	}
 	for line := range strings.Lines(table) {
-		if f := strings.Fields(line); len(f) > inode && f[state] == established && mine[f[inode]] && ends[f[remote]+" "+f[local]] {
+		if f := strings.Fields(line); len(f) > inode && f[state] == established && mine[f[inode]] && ends[short(f[remote])+" "+short(f[local])] {
 			n++
 		}
 	}

@@ -229,16 +229,17 @@ func newSwitchLoad(p Params, addr netip.AddrPort) (*switchLoad, error) {
 		}
 	}
 	l.start = time.Now()
-	return l, l.loop.every(time.Millisecond, l.pace)
+	return l, l.loop.schedule(l.pace)
 }
 
 // pace lets the producers whose turn it is send, unless their last message has no receipt yet.
-func (l *switchLoad) pace() {
+func (l *switchLoad) pace() (next time.Duration) {
 	for due := int(time.Since(l.start).Seconds() * float64(l.p.Rate)); l.sent < due; l.sent++ {
 		if m := l.producers[l.sent%len(l.producers)]; m.on != nil && !m.inFlight {
 			m.send()
 		}
 	}
+	return time.Millisecond
 }
 
 func (m *mover) send() {

@@ -8,9 +8,12 @@ import (
 	"unsafe"
 )
 
-// setTimer makes a timerfd fire at an interval.
-func setTimer(fd int, interval time.Duration) error {
-	spec := [2]syscall.Timespec{syscall.NsecToTimespec(int64(interval)), syscall.NsecToTimespec(int64(interval))}
+// clockMonotonic is CLOCK_MONOTONIC.
+const clockMonotonic = 1
+
+// setTimer makes a timerfd fire once, after d.
+func setTimer(fd int, d time.Duration) error {
+	spec := [2]syscall.Timespec{{}, syscall.NsecToTimespec(int64(max(d, 1)))} // interval, first
 	if _, _, errno := syscall.Syscall6(syscall.SYS_TIMERFD_SETTIME, uintptr(fd), 0, uintptr(unsafe.Pointer(&spec)), 0, 0, 0); errno != 0 {
 		return fmt.Errorf("timerfd_settime: %w", errno)
 	}

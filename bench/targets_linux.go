@@ -99,6 +99,12 @@ func (p *process) stop() {
 
 func (p *process) pid() int { return p.cmd.Process.Pid }
 
+// ended tells whether the child has ended by itself: nobody has waited for it yet.
+func (p *process) ended() bool {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.pid()))
+	return err != nil || processState(text) == 'Z'
+}
+
 // logTail is the end of what the child said.
 func (p *process) logTail() string {
 	text, _ := os.ReadFile(p.log)
@@ -195,7 +201,7 @@ func (t *target) waitReady() error {
 		if err == nil {
 			return nil
 		}
-		if t.proc.cmd.ProcessState != nil || time.Now().After(deadline) {
+		if t.proc.ended() || time.Now().After(deadline) {
 			return err
 		}
 		time.Sleep(pause)
