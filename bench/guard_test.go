@@ -26,7 +26,7 @@ import (
 // however busy. The bounds leave room for a third more than was measured when they were set, so that half as much again is found.
 
 // startProxy runs a whole proxy in this process, in front of two fake clusters, and returns its address and that of its operations port.
-func startProxy(t *testing.T) (addr netip.AddrPort, ops string) {
+func startProxy(t testing.TB) (addr netip.AddrPort, ops string) {
 	t.Helper()
 	a, b := startBrokerHere(t, 1)[0], startBrokerHere(t, 1)[0]
 	cfg := config.Default()
@@ -231,5 +231,29 @@ func TestASwitchUnderLoadBringsEveryProducerOverAndLeavesTheOthers(t *testing.T)
 	}
 	if l.latency.TotalCount() == 0 {
 		t.Error("the neighbours sent nothing meanwhile")
+	}
+}
+
+// BenchmarkProxy has broker, proxy and load in one process: for profiles of the proxy's own functions, as in
+//
+//	go test ./bench -run '^$' -bench Proxy/lookup -cpuprofile cpu.prof
+//
+// Its times include the other two; compare proxies with pointsman-bench.
+func BenchmarkProxy(b *testing.B) {
+	for _, p := range []Params{
+		{Scenario: "produce", Size: 100, Connections: 500}, {Scenario: "produce"}, {Scenario: "consume"}, {Scenario: "lookup"}, {Scenario: "churn"},
+	} {
+		p = p.withDefaults()
+		b.Run(strings.ReplaceAll(p.Label(), " ", "_"), func(b *testing.B) {
+			addr, _ := startProxy(b)
+			l, err := startLoad(p, addr)
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer l.close()
+			b.ReportAllocs()
+			b.ResetTimer()
+			runUntil(b, l, uint64(b.N))
+		})
 	}
 }
