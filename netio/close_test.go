@@ -62,7 +62,7 @@ func TestCloseWithFlushGivesUpAtItsDeadline(t *testing.T) {
 }
 
 func TestAPeerThatTakesNothingIsClosedAtTheWriteDeadlineAndASlowOneIsNot(t *testing.T) {
-	const stall = time.Second
+	const stall = 2 * time.Second
 	reasons := make(chan session.NetReason, 2)
 	var slowEnded atomic.Bool
 	n := 0
@@ -102,7 +102,7 @@ func TestAPeerThatTakesNothingIsClosedAtTheWriteDeadlineAndASlowOneIsNot(t *test
 				t.Fatal("the slow peer was closed as well")
 			}
 			return
-		case <-time.After(stall / 20): // the pace of a slow peer
+		case <-time.After(stall / 40): // the pace of a slow peer
 		}
 	}
 	t.Fatal("the stalled peer was not closed")

@@ -337,12 +337,12 @@ func (l *loop) expired(c *conn) {
 	}
 }
 
-// checkStall looks, twice within the write deadline, whether the peer took anything: from our queue or, because the poller calls only when
+// checkStall looks, twice within the write deadline (so that it may last half as long again), whether the peer took anything: from our queue or, because the poller calls only when
 // a third of the kernel's is free, from that.
 func (l *loop) checkStall(c *conn) {
 	q, now, stall := c.out, l.clock(), l.e.cfg.WriteStall
 	unsent := unsentBytes(int(c.fd))
-	if unsent < q.unsent {
+	if unsent < q.unsent || q.unsent < 0 { // the first look only measures
 		q.progress = now
 	}
 	q.unsent = unsent
