@@ -6,13 +6,13 @@
 #   lint          60 /  15    gofmt, go vet, staticcheck
 #   test-unit    300 / 150    unit tests, -race -shuffle=on, a real ZooKeeper included
 #   bench-once    60 /  30    every benchmark once, so that none rots
-#   fuzz          90 /  70    every fuzz target for FUZZTIME
+#   fuzz          90 /  60    every fuzz target for FUZZTIME (a number of runs, or a time)
 #   e2e          600 / 480    two real Pulsar clusters, the official proxy, Java, Go and Python clients
 #
 # `make e2e RUN=regex KEEP=1` runs a part of the end-to-end tests and leaves the clusters up.
 
 GO         ?= go
-FUZZTIME   ?= 3s
+FUZZTIME   ?= 10000x
 RUN        ?= .
 KEEP       ?=
 VERSION    ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
