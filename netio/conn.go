@@ -51,17 +51,18 @@ const inlineRest = 64 << 10
 const linger = time.Second
 
 func (l *loop) connEvent(c *conn, ev netpoll.IOEvent, flags netpoll.IOFlags) {
-	if c.shaking() {
-		l.shakeEvent(c)
-		return
-	}
-	if c.dial != nil {
+	if c.dial != nil && !c.shaking() {
 		l.dialEvent(c)
-		if c.dead || c.dial != nil || c.shaking() {
+		if c.dead || c.dial != nil {
 			return
 		}
 	}
 	readable, writable, hangup := decode(ev, flags)
+	if c.shaking() {
+		c.hangup = c.hangup || hangup // it comes once, and is met by whoever reads afterwards
+		l.shakeEvent(c)
+		return
+	}
 	if writable && c.out != nil {
 		l.flush(c)
 		l.perform(nil)

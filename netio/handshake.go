@@ -28,7 +28,8 @@ type handshake struct {
 	rest    []byte // read and not taken
 	inSlot  bool
 	started bool
-	since   time.Duration // when it started, or began to wait for it
+	waiting bool          // for its turn
+	since   time.Duration // when it started, or began to wait for its turn
 
 	mu    sync.Mutex
 	moved *sync.Cond
@@ -39,14 +40,14 @@ type handshake struct {
 
 // lane is the handshakes of one loop and side, so that slow brokers take nothing from clients and the other way round.
 type lane struct {
-	running []*conn // in the order in which they started
-	waiting []*conn // for their turn, the first first
+	running []*conn
+	waiting []*conn // for their turn. The last one is next: in a flood the older ones are more likely to be given up by their peers, or part of it
 }
 
 // handshakeBuffer is what is read at a time.
 const handshakeBuffer = 4 << 10
 
-// handshakePatience is how long a handshake may be under way when others wait for its place.
+// handshakePatience is how long a handshake may be under way when others wait for their turn.
 const handshakePatience = time.Second
 
 // secure puts TLS on c, whose socket is connected. An accepted connection waits for its peer's hello.
@@ -79,14 +80,20 @@ func (l *loop) startHandshake(c *conn) {
 	h.since = l.clock()
 	l.timers.set(c, h.since+l.e.cfg.HandshakeTimeout)
 	if len(lane.running) >= l.e.cfg.MaxHandshakes {
+		h.waiting = true
 		lane.waiting = append(lane.waiting, c)
-		if oldest := lane.running[0]; h.since-oldest.tls.shake.since >= handshakePatience {
-			l.fail(oldest, session.NetTLSFailed, fmt.Errorf("the TLS handshake was not complete after %v while others waited for its place: %d are under way, the most at a time", h.since-oldest.tls.shake.since, len(lane.running)))
+		if len(lane.waiting) == 1 {
+			for _, other := range lane.running {
+				l.hurry(other)
+			}
 		}
 		return
 	}
 	h.started = true
 	lane.running = append(lane.running, c)
+	if len(lane.waiting) > 0 {
+		l.hurry(c)
+	}
 	l.counters.handshaking.Add(1)
 	t := c.tls
 	l.e.handshakes.Go(func() {
@@ -103,21 +110,31 @@ func (l *loop) startHandshake(c *conn) {
 	})
 }
 
+// hurry shortens the deadline of a handshake because others wait.
+func (l *loop) hurry(c *conn) {
+	l.timers.set(c, c.tls.shake.since+min(handshakePatience, l.e.cfg.HandshakeTimeout))
+}
+
 // leaveLane takes c out, and starts who waited for its place.
 func (l *loop) leaveLane(c *conn) {
 	lane := l.lane(c)
-	if !c.tls.shake.started {
-		if i := slices.Index(lane.waiting, c); i >= 0 {
-			lane.waiting = slices.Delete(lane.waiting, i, i+1)
-		}
+	h := c.tls.shake
+	if h.waiting {
+		i := slices.Index(lane.waiting, c)
+		lane.waiting = slices.Delete(lane.waiting, i, i+1)
+		h.waiting = false
+	}
+	if !h.started {
 		return
 	}
 	i := slices.Index(lane.running, c)
 	lane.running = slices.Delete(lane.running, i, i+1)
 	l.counters.handshaking.Add(-1)
-	if len(lane.waiting) > 0 && !l.stopping {
-		next := lane.waiting[0]
-		lane.waiting = slices.Delete(lane.waiting, 0, 1)
+	if n := len(lane.waiting); n > 0 && !l.stopping {
+		next := lane.waiting[n-1]
+		lane.waiting[n-1] = nil
+		lane.waiting = lane.waiting[:n-1]
+		next.tls.shake.waiting = false
 		l.startHandshake(next)
 	}
 }
@@ -156,7 +173,7 @@ func (l *loop) shakeEvent(c *conn) {
 		h.wake()
 		return
 	}
-	if !c.accepted || slices.Contains(l.lane(c).waiting, c) {
+	if !c.accepted || h.waiting {
 		return
 	}
 	var head [recordHeader]byte
@@ -186,14 +203,18 @@ const recordHandshake = 22
 
 // shakeExpired ends a connection whose handshake took too long.
 func (l *loop) shakeExpired(c *conn) {
-	h, limit := c.tls.shake, l.e.cfg.HandshakeTimeout
-	switch {
-	case h.started:
+	h, limit, most := c.tls.shake, l.e.cfg.HandshakeTimeout, l.e.cfg.MaxHandshakes
+	switch lasted := l.clock() - h.since; {
+	case h.started && lasted >= limit:
 		l.fail(c, session.NetTLSFailed, l.handshakeError(c, fmt.Errorf("not complete within %v", limit)))
-	case h.since == 0:
-		l.fail(c, session.NetTLSFailed, fmt.Errorf("no TLS hello within %v", limit))
+	case h.started && len(l.lane(c).waiting) > 0:
+		l.fail(c, session.NetTLSFailed, l.handshakeError(c, fmt.Errorf("not complete within %v, and others wait for their turn: %d are under way, the most at a time", min(handshakePatience, limit), most)))
+	case h.started: // nobody waits any more
+		l.timers.set(c, h.since+limit)
+	case h.waiting:
+		l.fail(c, session.NetTLSFailed, l.handshakeError(c, fmt.Errorf("its turn did not come within %v: %d are under way, the most at a time", limit, most)))
 	default:
-		l.fail(c, session.NetTLSFailed, l.handshakeError(c, fmt.Errorf("its turn did not come within %v: %d are under way, the most at a time", limit, l.e.cfg.MaxHandshakes)))
+		l.fail(c, session.NetTLSFailed, fmt.Errorf("no TLS hello within %v", limit))
 	}
 }
 

@@ -247,12 +247,12 @@ func (l *loop) keepRecord(t *tlsLayer, begun []byte) {
 // endTLS ends a connection whose stream has ended inside TLS.
 func (l *loop) endTLS(c *conn) {
 	switch err := c.tls.end; {
+	case !errors.Is(err, io.EOF):
+		l.fail(c, session.NetReset, fmt.Errorf("TLS: %w", err))
 	case c.werr != nil:
 		l.fail(c, session.NetReset, c.werr)
-	case errors.Is(err, io.EOF):
-		l.finish(c, session.NetEOF, io.EOF)
 	default:
-		l.fail(c, session.NetReset, fmt.Errorf("TLS: %w", err))
+		l.finish(c, session.NetEOF, io.EOF)
 	}
 	l.perform(nil)
 }

@@ -5,16 +5,21 @@ package netio
 import (
 	"bytes"
 	"context"
+	"crypto/aes"
+	"crypto/cipher"
+	"crypto/hkdf"
+	"crypto/sha256"
 	"crypto/tls"
-	"crypto/x509"
+	"encoding/binary"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
 	"net"
+	"runtime"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -122,4 +127,697 @@ func TestTLSEchoReturnsEverything(t *testing.T) {
 	})
 }
 
-var _ = []any{context.Background, x509.NewCertPool, errors.New, fmt.Sprint, net.Dial, strings.Join, time.Now, &atomic.Bool{}}
+// relayLate is relayTo that dials, with TLS where config names it, when the client has spoken: before that its handshake may be under way,
+// and what comes from the other side has nowhere to go.
+func relayLate(addr, config string) func(*fakeShard, session.Conn) session.Endpoint {
+	now := relayTo(addr, true, nil)
+	return func(s *fakeShard, c session.Conn) session.Endpoint {
+		client := now(s, c).(*relay)
+		dial := s.ops[len(s.ops)-1]
+		s.ops = s.ops[:len(s.ops)-1]
+		dial.TLS, dial.ServerName = config, "localhost"
+		return &lateRelay{relay: client, dial: dial}
+	}
+}
+
+type lateRelay struct {
+	*relay
+	dial  session.Op
+	asked bool
+}
+
+func (r *lateRelay) Data(now time.Time, src []byte) int {
+	if !r.asked {
+		r.asked = true
+		r.s.do(r.dial)
+	}
+	return r.relay.Data(now, src)
+}
+
+// tlsServer is server behind TLS.
+func tlsServer(t testing.TB, change func(*tls.Config), serve func(*tls.Conn)) string {
+	config := serverTLS(change)
+	return server(t, func(c *net.TCPConn) { serve(tls.Server(c, config)) })
+}
+
+// Every combination of plaintext and TLS, with checksummed frames of all sizes both ways at once and a peer that is slow (EL-02).
+func TestTLSOnEitherSideIsNotCorrupted(t *testing.T) {
+	const perConn = 8 << 20
+	check := func(c net.Conn, seed byte, pace func(net.Conn) io.Reader) error {
+		_ = c.SetDeadline(time.Now().Add(60 * time.Second))
+		errs := make(chan error, 2)
+		go func() { errs <- sendChecked(c, seed, perConn) }()
+		go func() { errs <- readChecked(pace(c), perConn) }()
+		return errors.Join(<-errs, <-errs)
+	}
+	fast := func(c net.Conn) io.Reader { return c }
+	lazy := func(c net.Conn) io.Reader { return slow{c} }
+	versions(t, func(t *testing.T, version uint16, engine func(testing.TB, Config, func(*fakeShard, session.Conn) session.Endpoint) *Engine) {
+		wrong := func(err error) {
+			if err != nil {
+				t.Errorf("a server: %v", err)
+			}
+		}
+		plain := server(t, func(c *net.TCPConn) { wrong(check(c, 90, lazy)) })
+		secure := tlsServer(t, only(version), func(c *tls.Conn) { wrong(check(c, 91, fast)) })
+		for _, c := range []struct {
+			name     string
+			relay    func(*fakeShard, session.Conn) session.Endpoint
+			listener int
+		}{{"TLS to plain", relayLate(plain, ""), 0}, {"plain to TLS", relayLate(secure, "b"), 1}, {"TLS to TLS", relayLate(secure, "b"), 0}} {
+			e := engine(t, secret(Config{Loops: 2, HighWater: 128 << 10}, only(version)), c.relay)
+			var wg sync.WaitGroup
+			for i := range 3 {
+				var peer net.Conn = connect(t, e.Addrs()[c.listener].String())
+				if c.listener == 0 {
+					peer = tls.Client(peer, clientTLS(only(version)))
+				}
+				wg.Go(func() {
+					if err := check(peer, byte(i), [...]func(net.Conn) io.Reader{fast, lazy, fast}[i]); err != nil {
+						t.Errorf("%s, connection %d: %v", c.name, i, err)
+					}
+				})
+			}
+			wg.Wait()
+			for _, l := range e.Stats().Loops {
+				if l.SplicedBytes != 0 {
+					t.Errorf("%s: %d bytes were spliced past TLS", c.name, l.SplicedBytes)
+				}
+			}
+		}
+	})
+}
+
+// chopped sends what is written in pieces.
+type chopped struct {
+	net.Conn
+	size  int
+	after func(sent int) // of all, may be nil
+	sent  int
+}
+
+func (c *chopped) Write(p []byte) (n int, err error) {
+	for n < len(p) && err == nil {
+		var k int
+		k, err = c.Conn.Write(p[n:min(len(p), n+c.size)])
+		n += k
+		c.sent += k
+		if c.after != nil {
+			c.after(c.sent)
+		}
+	}
+	return n, err
+}
+
+// EL-01 with TLS: records cut at every 1,000 bytes and at every byte, on both sides, handshake included.
+func TestEL01TLSRecordsCutAnywhereArriveWhole(t *testing.T) {
+	versions(t, func(t *testing.T, version uint16, engine func(testing.TB, Config, func(*fakeShard, session.Conn) session.Endpoint) *Engine) {
+		for size, total := range map[int]int{1: 3000, 1000: 300 << 10} {
+			want := frame(rand.NewChaCha8([32]byte{byte(size)}), total)
+			target := server(t, func(c *net.TCPConn) {
+				s := tls.Server(&chopped{Conn: c, size: size}, serverTLS(only(version)))
+				_, _ = io.Copy(struct{ io.Writer }{s}, struct{ io.Reader }{s})
+			})
+			e := engine(t, secret(Config{}, only(version)), relayLate(target, "b"))
+			raw := &chopped{Conn: connect(t, addr(e)), size: size}
+			c := tls.Client(raw, clientTLS(only(version)))
+			if err := c.Handshake(); err != nil {
+				t.Fatal(err)
+			}
+			eventually(t, "the handshake is over here as well", func() bool { return e.Stats().Loops[0].Handshakes == 1 })
+			base, handshake := e.Stats().Loops[0].Reads, raw.sent
+			if size == 1 { // each byte is read alone
+				raw.after = func(sent int) {
+					for e.Stats().Loops[0].Reads < base+int64(sent-handshake) && !t.Failed() {
+						runtime.Gosched()
+					}
+				}
+			}
+			go func() { _, _ = c.Write(want) }()
+			got := make([]byte, len(want))
+			if _, err := io.ReadFull(c, got); err != nil {
+				t.Fatalf("pieces of %d: %v", size, err)
+			}
+			if !bytes.Equal(got, want) {
+				t.Fatalf("pieces of %d: bytes differ", size)
+			}
+			c.Close()
+		}
+	})
+}
+
+// A TLS peer that asks without reading is not heard, a paused connection is not even decrypted, and both go on.
+func TestAStalledTLSPeerHoldsBoundedMemoryAndGoesOn(t *testing.T) {
+	ends := make(chan *echo, 1)
+	e := engine(t, secret(Config{HighWater: 128 << 10}, nil), func(s *fakeShard, c session.Conn) session.Endpoint {
+		ep := &echo{base{s: s, c: c}}
+		ends <- ep
+		return ep
+	})
+	c := connectTLS(t, addr(e), nil)
+	const total = 32 << 20
+	want := frame(rand.NewChaCha8([32]byte{3}), total)
+	go func() { _, _ = c.Write(want) }()
+	ep := <-ends
+	eventually(t, "reading is paused", func() bool { return ep.paused.Load() > 0 && e.Stats().Loops[0].Paused == 1 })
+	if m := e.Stats().BufferMemory; m > 128<<10+DefaultReadBuffer+2*largeChunk+mediumChunk {
+		t.Errorf("%d bytes are buffered for one peer", m)
+	}
+	read := e.Stats().Loops[0].ReadBytes
+	if read == 0 || read > total/2 {
+		t.Errorf("%d of %d bytes were read from a peer that takes nothing", read, total)
+	}
+	got := make([]byte, len(want))
+	if _, err := io.ReadFull(c, got); err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(got, want) {
+		t.Fatal("the echo differs")
+	}
+}
+
+// holder holds its connection after each call of Data, until it is resumed from outside.
+type holder struct {
+	base
+	got chan []byte
+}
+
+func (h *holder) Data(_ time.Time, src []byte) int {
+	h.s.do(session.Op{Kind: session.OpPause, Conn: h.c})
+	h.got <- bytes.Clone(src)
+	return len(src)
+}
+
+// Bytes that came with the last flight of the handshake, or were decrypted together, are handed over without another event: nothing waits
+// for a wake-up that does not come. An end that came with them waits behind them.
+func TestBytesBehindTheHandshakeAndAnEndBehindThemAreNotLost(t *testing.T) {
+	versions(t, func(t *testing.T, version uint16, engine func(testing.TB, Config, func(*fakeShard, session.Conn) session.Endpoint) *Engine) {
+		h := &holder{got: make(chan []byte, 16)}
+		ended := make(chan session.NetReason, 1)
+		h.onEnd = func(r session.NetReason, _ error) { ended <- r }
+		e := engine(t, secret(Config{}, only(version)), func(s *fakeShard, c session.Conn) session.Endpoint {
+			h.s, h.c = s, c
+			return h
+		})
+		// All that the client writes after its first flight goes out in one piece.
+		held := &corked{Conn: connect(t, addr(e))}
+		c := tls.Client(held, clientTLS(only(version)))
+		held.onRead = func() { held.cork = true } // the server has answered: from here on nothing goes out
+		go func() {
+			if version == tls.VersionTLS13 { // in 1.2 the server speaks last
+				_ = c.Handshake()
+			} else {
+				held.onRead = nil
+				_ = c.Handshake()
+				held.cork = true
+			}
+			_, _ = c.Write([]byte("first"))
+			_, _ = c.Write([]byte("second"))
+			_ = c.CloseWrite()
+			held.uncork()
+		}()
+		if got := string(<-h.got); got != "firstsecond" {
+			t.Fatalf("got %q first", got)
+		}
+		select {
+		case r := <-ended:
+			t.Fatalf("a paused connection was told its end: %d", r)
+		default:
+		}
+		e.Post(0, func(_ time.Time, sh Shard) { sh.(*fakeShard).do(session.Op{Kind: session.OpResume, Conn: h.c}) })
+		if r := <-ended; r != session.NetEOF {
+			t.Fatalf("reason %d, want the orderly end", r)
+		}
+	})
+}
+
+// corked keeps what is written while cork is set.
+type corked struct {
+	net.Conn
+	cork   bool
+	kept   []byte
+	onRead func()
+}
+
+func (c *corked) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	if c.onRead != nil {
+		c.onRead()
+	}
+	return n, err
+}
+
+func (c *corked) Write(p []byte) (int, error) {
+	if c.cork {
+		c.kept = append(c.kept, p...)
+		return len(p), nil
+	}
+	return c.Conn.Write(p)
+}
+
+func (c *corked) uncork() {
+	_ = c.SetWriteDeadline(time.Time{}) // which CloseWrite has set
+	_, _ = c.Conn.Write(c.kept)
+}
+
+// CN-05 with TLS: a client that says close_notify still gets everything that it is owed, and ours at the end.
+func TestCN05TLSHalfCloseDeliversWhatCameBefore(t *testing.T) {
+	versions(t, func(t *testing.T, version uint16, engine func(testing.TB, Config, func(*fakeShard, session.Conn) session.Endpoint) *Engine) {
+		e := engine(t, secret(Config{}, only(version)), echoing)
+		raw := &tapped{Conn: connect(t, addr(e))}
+		c := tls.Client(raw, clientTLS(only(version)))
+		want := frame(rand.NewChaCha8([32]byte{4}), 6<<20)
+		go func() {
+			_, _ = c.Write(want)
+			_ = c.CloseWrite()
+		}()
+		got, err := io.ReadAll(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(got, want) {
+			t.Fatalf("%d of %d bytes came back", len(got), len(want))
+		}
+		// The type of an alert shows in 1.2; in 1.3 its length does: two bytes, the type, the tag.
+		last := raw.head
+		if version == tls.VersionTLS12 && last[0] != 21 || version == tls.VersionTLS13 && binary.BigEndian.Uint16(last[3:]) != 2+1+16 {
+			t.Errorf("the last record has the header % x: no close_notify", last)
+		}
+	})
+}
+
+// tapped notes the headers of the records that are read.
+type tapped struct {
+	net.Conn
+	cut  recordCutter
+	head []byte // of the last record
+}
+
+func (c *tapped) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	scratch := make([]byte, len(p))
+	for rest := p[:n]; len(rest) > 0; {
+		inBody := c.cut.left > 0
+		k := c.cut.copy(scratch, rest)
+		if !inBody && c.cut.left > 0 {
+			c.head = bytes.Clone(c.cut.head[:])
+		}
+		rest = rest[k:]
+	}
+	return n, err
+}
+
+// A stream that ends inside a record was cut by somebody: that is no orderly end. Between records it is taken for one.
+func TestAConnectionCutInsideARecordIsNoOrderlyEnd(t *testing.T) {
+	versions(t, func(t *testing.T, version uint16, engine func(testing.TB, Config, func(*fakeShard, session.Conn) session.Endpoint) *Engine) {
+		for _, whole := range []bool{true, false} {
+			ended := make(chan outcome, 1)
+			e := engine(t, secret(Config{}, only(version)), func(s *fakeShard, c session.Conn) session.Endpoint {
+				return &echo{base{s: s, c: c, onEnd: func(r session.NetReason, err error) { ended <- outcome{r, err} }}}
+			})
+			tcp := connect(t, addr(e))
+			raw := &corked{Conn: tcp}
+			c := tls.Client(raw, clientTLS(only(version)))
+			if err := c.Handshake(); err != nil {
+				t.Fatal(err)
+			}
+			raw.cork = true
+			_, _ = c.Write([]byte("some words"))
+			if !whole {
+				raw.kept = raw.kept[:len(raw.kept)-3]
+			}
+			raw.uncork()
+			_ = tcp.CloseWrite()
+			got := <-ended
+			if want := map[bool]session.NetReason{true: session.NetEOF, false: session.NetReset}[whole]; got.reason != want {
+				t.Errorf("whole %v: reason %d (%v), want %d", whole, got.reason, got.err, want)
+			}
+			if !whole && !strings.Contains(got.err.Error(), "inside a TLS record") {
+				t.Errorf("the error is %v", got.err)
+			}
+		}
+	})
+}
+
+// A broken record ends the connection with an alert for the peer, after what came before it.
+func TestABrokenRecordEndsTheConnectionWithAnAlert(t *testing.T) {
+	ended := make(chan outcome, 1)
+	h := &holder{got: make(chan []byte, 16)}
+	h.onEnd = func(r session.NetReason, err error) { ended <- outcome{r, err} }
+	e := engine(t, secret(Config{}, nil), func(s *fakeShard, c session.Conn) session.Endpoint {
+		h.s, h.c = s, c
+		return h
+	})
+	raw := &corked{Conn: connect(t, addr(e))}
+	c := tls.Client(raw, clientTLS(nil))
+	if err := c.Handshake(); err != nil {
+		t.Fatal(err)
+	}
+	raw.cork = true
+	_, _ = c.Write([]byte("good"))
+	good := len(raw.kept)
+	_, _ = c.Write([]byte("bad"))
+	raw.kept[good+recordHeader] ^= 1
+	raw.uncork()
+	if got := string(<-h.got); got != "good" {
+		t.Errorf("the endpoint was handed %q", got)
+	}
+	e.Post(0, func(_ time.Time, sh Shard) { sh.(*fakeShard).do(session.Op{Kind: session.OpResume, Conn: h.c}) })
+	if got := <-ended; got.reason != session.NetReset || !strings.Contains(got.err.Error(), "bad record MAC") {
+		t.Errorf("ended with %d, %v", got.reason, got.err)
+	}
+	if _, err := c.Read(make([]byte, 1)); err == nil || !strings.Contains(err.Error(), "bad record MAC") {
+		t.Errorf("the peer is told %v", err)
+	}
+}
+
+// The peer changes its keys in mid-stream and asks us to do the same. crypto/tls never asks by itself, so the test speaks for it.
+func TestAKeyUpdateIsAnsweredAndTheStreamGoesOn(t *testing.T) {
+	e := engine(t, secret(Config{}, nil), echoing)
+	var log strings.Builder
+	raw := connect(t, addr(e))
+	c := tls.Client(raw, clientTLS(func(c *tls.Config) {
+		only(tls.VersionTLS13)(c)
+		c.KeyLogWriter = &log
+	}))
+	if err := c.Handshake(); err != nil {
+		t.Fatal(err)
+	}
+	if suite := c.ConnectionState().CipherSuite; suite != tls.TLS_AES_128_GCM_SHA256 {
+		t.Skipf("cipher suite %s; the test speaks AES-128-GCM", tls.CipherSuiteName(suite))
+	}
+	w := &keyUpdater{t: t, raw: raw, secret: clientSecret(t, log.String())}
+	w.record(23, []byte("before"))
+	w.record(22, []byte{24, 0, 0, 1, 1}) // KeyUpdate, update_requested
+	w.update()
+	w.record(23, []byte("after"))
+	got := make([]byte, len("beforeafter"))
+	if _, err := io.ReadFull(c, got); err != nil || string(got) != "beforeafter" { // reads our KeyUpdate on the way
+		t.Fatalf("echo %q, %v", got, err)
+	}
+}
+
+// keyUpdater writes records as a TLS 1.3 client whose handshake is over (AES-128-GCM, SHA-256).
+type keyUpdater struct {
+	t      *testing.T
+	raw    net.Conn
+	secret []byte
+	seq    uint64
+}
+
+func (w *keyUpdater) expand(label string, n int) []byte {
+	info := binary.BigEndian.AppendUint16(nil, uint16(n))
+	info = append(info, byte(len("tls13 "+label)))
+	info = append(append(info, "tls13 "+label...), 0)
+	key, err := hkdf.Expand(sha256.New, w.secret, string(info), n)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return key
+}
+
+func (w *keyUpdater) update() { w.secret, w.seq = w.expand("traffic upd", 32), 0 }
+
+func (w *keyUpdater) record(typ byte, data []byte) {
+	block, err := aes.NewCipher(w.expand("key", 16))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	aead, err := cipher.NewGCM(block)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	nonce := w.expand("iv", 12)
+	for i := range 8 {
+		nonce[4+i] ^= byte(w.seq >> (56 - 8*i))
+	}
+	w.seq++
+	head := []byte{23, 3, 3, 0, 0}
+	binary.BigEndian.PutUint16(head[3:], uint16(len(data)+1+aead.Overhead()))
+	if _, err := w.raw.Write(aead.Seal(head, nonce, append(bytes.Clone(data), typ), head)); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func clientSecret(t *testing.T, log string) []byte {
+	for line := range strings.Lines(log) {
+		if f := strings.Fields(line); len(f) == 3 && f[0] == "CLIENT_TRAFFIC_SECRET_0" {
+			b, err := hex.DecodeString(f[2])
+			if err != nil {
+				t.Fatal(err)
+			}
+			return b
+		}
+	}
+	t.Fatal("no client secret in the key log")
+	return nil
+}
+
+// dialTLS dials by name and returns how that ended.
+func dialTLS(e *Engine, target, config, serverName string) outcome {
+	out := make(chan outcome, 1)
+	e.Post(0, func(_ time.Time, sh Shard) {
+		d := &dialing{out: out}
+		d.s = sh.(*fakeShard)
+		d.onEnd = func(r session.NetReason, err error) { out <- outcome{r, err} }
+		d.s.do(session.Op{Kind: session.OpDial, Addr: target, TLS: config, ServerName: serverName, Endpoint: d})
+	})
+	return <-out
+}
+
+// What a broker may present, and what is said about it.
+func TestTLSDialOutcomes(t *testing.T) {
+	stranger, err := tlstest.NewCA("stranger")
+	if err != nil {
+		t.Fatal(err)
+	}
+	present := func(cert tls.Certificate, err error) string {
+		if err != nil {
+			t.Fatal(err)
+		}
+		return tlsServer(t, func(c *tls.Config) { c.Certificates = []tls.Certificate{cert} }, func(c *tls.Conn) { _, _ = io.Copy(io.Discard, c) })
+	}
+	good := present(certificate(), nil)
+	e := engine(t, secret(Config{HandshakeTimeout: 300 * time.Millisecond}, nil), echoing)
+	for _, c := range []struct {
+		name, target, config, server string
+		want                         string // in the error; "" is connected
+	}{
+		{"good", good, "b", "localhost", ""},
+		{"good by address", good, "b", "127.0.0.1", ""},
+		{"good again, perhaps resumed", good, "b", "localhost", ""},
+		{"wrong name", good, "b", "broker-0.example.com", "not broker-0.example.com"},
+		{"wrong address", good, "b", "127.0.0.2", "127.0.0.2"},
+		{"other authority", present(stranger.Issue("localhost")), "b", "localhost", "certificate signed by unknown authority"},
+		{"expired", present(authority().IssueUntil(time.Now().Add(-time.Hour), "localhost")), "b", "localhost", "expired"},
+		{"plaintext", server(t, func(c *net.TCPConn) { _, _ = c.Write([]byte("\x00\x00\x00\x05hello")); _, _ = io.Copy(io.Discard, c) }), "b", "localhost", "is this a plaintext port?"},
+		{"plaintext that hangs up", server(t, func(c *net.TCPConn) { _, _ = c.Read(make([]byte, 1)) }), "b", "localhost", "is this a plaintext port?"},
+		{"silent", server(t, func(c *net.TCPConn) { _, _ = io.Copy(io.Discard, c) }), "b", "localhost", "not complete within 300ms"},
+		{"no such configuration", good, "c", "localhost", `no TLS configuration for "c"`},
+	} {
+		got := dialTLS(e, c.target, c.config, c.server)
+		switch {
+		case c.want == "" && got.reason != connected:
+			t.Errorf("%s: %d, %v; want a connection", c.name, got.reason, got.err)
+		case c.want != "" && (got.reason != session.NetTLSFailed || got.err == nil || !strings.Contains(got.err.Error(), c.want) || !strings.Contains(got.err.Error(), c.target)):
+			t.Errorf("%s: %d, %v; want a failure of TLS that mentions %q and %s", c.name, got.reason, got.err, c.want, c.target)
+		}
+	}
+	if s := e.Stats().Loops[0]; s.Handshakes != 3 || s.HandshakeFailures != 8 || s.DialFailures != 8 {
+		t.Errorf("counted: %+v", s)
+	}
+}
+
+// EL-07: a flood of handshakes of all kinds of slowness. Those who are there already do not notice, a good client gets through, and never
+// are more under way than may be.
+func TestEL07AHandshakeFloodStarvesNobody(t *testing.T) {
+	const most, flood = 8, 300
+	e := engine(t, secret(Config{MaxHandshakes: most, HandshakeTimeout: 3 * time.Second}, nil), echoing)
+	established := connectTLS(t, addr(e), nil)
+	pass := func(c net.Conn) time.Duration {
+		began := time.Now()
+		buf := []byte("0123456789")
+		if _, err := c.Write(buf); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.ReadFull(c, buf); err != nil {
+			t.Fatal(err)
+		}
+		return time.Since(began)
+	}
+	pass(established)
+	hello := recordHello(t)
+	for i := range flood {
+		c := connect(t, addr(e))
+		switch i % 3 { // silent; half a hello; a hello, and then nothing
+		case 1:
+			_, _ = c.Write(hello[:len(hello)/2])
+		case 2:
+			_, _ = c.Write(hello)
+		}
+	}
+	eventually(t, "as many are under way as may be", func() bool { return e.Stats().Loops[0].Handshaking == most })
+	done := make(chan struct{})
+	peak := make(chan int64)
+	go func() {
+		var p int64
+		for {
+			select {
+			case <-done:
+				peak <- p
+				return
+			default:
+				p = max(p, e.Stats().Loops[0].Handshaking)
+				runtime.Gosched()
+			}
+		}
+	}()
+	for range 5 {
+		if d := pass(established); d > time.Second {
+			t.Errorf("an established connection waited %v for its echo", d)
+		}
+		c := connectTLS(t, addr(e), nil)
+		pass(c)
+		c.Close()
+	}
+	close(done)
+	if p := <-peak; p > most {
+		t.Errorf("%d handshakes were under way at once, the most is %d", p, most)
+	}
+	eventually(t, "the flood is over", func() bool { s := e.Stats().Loops[0]; return s.Handshaking == 0 && s.Clients == 1 })
+	pass(established)
+}
+
+// recordHello is what a client says first.
+func recordHello(t *testing.T) []byte {
+	c := &corked{Conn: nil, cork: true}
+	_ = tls.Client(endless{c}, clientTLS(nil)).Handshake()
+	return c.kept
+}
+
+type endless struct{ *corked }
+
+func (endless) Read([]byte) (int, error) { return 0, io.EOF }
+
+// Whatever ends a handshake in its middle, it leaves no goroutine and no descriptor, and its endpoint is told once.
+func TestHandshakesThatAreCutLeaveNothing(t *testing.T) {
+	before := descriptors(t)
+	hello := recordHello(t)
+	for name, cut := range map[string]func(e *Engine, peers []*net.TCPConn, eps chan *base){
+		"by the peers": func(_ *Engine, peers []*net.TCPConn, _ chan *base) {
+			for i, c := range peers {
+				if i%2 == 0 {
+					_ = c.SetLinger(0)
+				}
+				c.Close()
+			}
+		},
+		"by the endpoints": func(e *Engine, peers []*net.TCPConn, eps chan *base) {
+			for range peers {
+				ep := <-eps
+				e.Post(0, func(_ time.Time, sh Shard) {
+					ep.closed.Store(1)
+					ep.s.do(session.Op{Kind: session.OpClose, Conn: ep.c, Flush: true})
+				})
+			}
+		},
+		"by the shutdown": func(e *Engine, _ []*net.TCPConn, _ chan *base) {
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+			defer cancel()
+			if err := e.Shutdown(ctx); err != nil {
+				t.Error(err)
+			}
+		},
+		"by the deadline": func(*Engine, []*net.TCPConn, chan *base) {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			eps := make(chan *base, 100)
+			e := engine(t, secret(Config{MaxHandshakes: 10, HandshakeTimeout: time.Second}, nil), func(s *fakeShard, c session.Conn) session.Endpoint {
+				ep := &base{s: s, c: c}
+				eps <- ep
+				return ep
+			})
+			deaf := server(t, func(c *net.TCPConn) { _, _ = io.Copy(io.Discard, c) })
+			out := make(chan outcome, 20)
+			for range cap(out) { // and as many on the other side
+				go func() { out <- dialTLS(e, deaf, "b", "localhost") }()
+			}
+			var peers []*net.TCPConn
+			for i := range 30 {
+				c := connect(t, addr(e))
+				_, _ = c.Write(hello[:len(hello)>>(i%2)])
+				peers = append(peers, c)
+			}
+			eventually(t, "handshakes are under way on both sides", func() bool { s := e.Stats().Loops[0]; return s.Handshaking == 20 && s.Clients == 30 })
+			cut(e, peers, eps)
+			for range cap(out) {
+				if o := <-out; o.reason != session.NetTLSFailed && o.reason != session.NetShutdown {
+					t.Errorf("a dial ended with %d, %v", o.reason, o.err)
+				}
+			}
+			eventually(t, "everything is closed", func() bool { s := e.Stats().Loops[0]; return s.Conns == 0 && s.Handshaking == 0 })
+			for len(eps) > 0 {
+				if ep := <-eps; ep.closed.Load() != 1 {
+					t.Errorf("an endpoint was told %d times", ep.closed.Load())
+				}
+			}
+		})
+	}
+	eventually(t, "no descriptor is left", func() bool { return descriptors(t) <= before })
+}
+
+// Connections that are reset while their handshakes compute: the descriptor is the goroutine's until it is done with it.
+func TestHandshakesUnderChurn(t *testing.T) {
+	e := engine(t, secret(Config{Loops: 2, MaxHandshakes: 20}, nil), echoing)
+	hello := recordHello(t)
+	var wg sync.WaitGroup
+	for i := range 8 {
+		wg.Go(func() {
+			for n := range 60 {
+				tcp, err := net.Dial("tcp", addr(e))
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if (n+i)%2 == 0 {
+					_, _ = tcp.Write(hello)
+					_ = tcp.(*net.TCPConn).SetLinger(0)
+					tcp.Close()
+					continue
+				}
+				c := tls.Client(tcp, clientTLS(nil))
+				_ = c.SetDeadline(time.Now().Add(30 * time.Second))
+				buf := fmt.Appendf(nil, "%4d %4d", i, n)
+				want := string(buf)
+				if _, err := c.Write(buf); err != nil {
+					t.Error(err)
+				}
+				if _, err := io.ReadFull(c, buf); err != nil || string(buf) != want {
+					t.Errorf("echo %q, %v; want %q", buf, err, want)
+				}
+				c.Close()
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// A session that was opened before is resumed: the second handshake needs no signature.
+func TestTLSSessionsAreResumed(t *testing.T) {
+	versions(t, func(t *testing.T, version uint16, engine func(testing.TB, Config, func(*fakeShard, session.Conn) session.Endpoint) *Engine) {
+		e := engine(t, secret(Config{}, only(version)), echoing)
+		cache := tls.NewLRUClientSessionCache(1)
+		for i := range 2 {
+			c := connectTLS(t, addr(e), func(c *tls.Config) { only(version)(c); c.ClientSessionCache = cache })
+			buf := []byte("x")
+			_, _ = c.Write(buf)
+			if _, err := io.ReadFull(c, buf); err != nil { // reads the ticket of 1.3
+				t.Fatal(err)
+			}
+			if resumed := c.ConnectionState().DidResume; resumed != (i == 1) {
+				t.Errorf("handshake %d resumed: %v", i, resumed)
+			}
+			c.Close()
+		}
+	})
+}

@@ -1,6 +1,7 @@
 package netio
 
 import (
+	"errors"
 	"fmt"
 
 	"golang.org/x/sys/unix"
@@ -67,7 +68,11 @@ func (l *loop) performOne(op *session.Op, src *conn) {
 	}
 	switch op.Kind {
 	case session.OpWrite:
-		if c.werr != nil || c.shaking() { // before a handshake is over there is nobody to write to
+		if c.werr != nil {
+			return
+		}
+		if c.shaking() {
+			l.fail(c, session.NetReset, errors.New("its endpoint wrote before the TLS handshake was over"))
 			return
 		}
 		l.view(c, op.Data)

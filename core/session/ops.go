@@ -14,7 +14,8 @@ type Conn uint64
 type Endpoint interface {
 	// Dialed tells that the connection asked for with OpDial exists and is c.
 	Dialed(now time.Time, c Conn)
-	// Data hands over everything that was received and not consumed yet. It returns how much it consumed; the loop
+	// Data hands over everything that was received and not consumed yet. An accepted connection may be in a TLS handshake until the first
+	// call, and must not be written to before. It returns how much it consumed; the loop
 	// keeps the rest and hands it over again, in front of what comes next, or when an OpResume asks for it. src, and every
 	// view of it put into an op, is valid until those ops were performed.
 	Data(now time.Time, src []byte) (n int)
