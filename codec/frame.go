@@ -178,6 +178,9 @@ func ParseID(src []byte, h Head) (id uint64, found, ok bool, err error) {
 	if len(src) < h.CmdEnd {
 		return 0, false, false, nil
 	}
+	if id, ok = plainID(src, h); ok {
+		return id, true, true, nil
+	}
 	for cmd := src[prefixLen:h.CmdEnd]; len(cmd) > 0; {
 		num, typ, n := consumeTag(cmd)
 		if n < 0 {
@@ -203,6 +206,58 @@ func ParseID(src []byte, h Head) (id uint64, found, ok bool, err error) {
 		cmd = cmd[n:]
 	}
 	return id, found, true, nil
+}
+
+// plainID is ParseID for the form that hot commands have: one sub-message that fills the command and begins with the id, behind it
+// only varints and short sub-messages of other fields. ok is false for every other form.
+func plainID(src []byte, h Head) (id uint64, ok bool) {
+	if h.CmdEnd <= subStart || src[8] != 0x08 || src[9] >= 0x10 || src[10] != src[9]<<3|2 {
+		return 0, false
+	}
+	size, n := consumeSize(src[subStart:h.CmdEnd])
+	i := subStart + n
+	if n == 0 || i+size != h.CmdEnd || size < 2 || src[i] != 0x08 {
+		return 0, false
+	}
+	sub := src[i+1 : h.CmdEnd]
+	i = 0
+	for shift := 0; ; shift += 7 {
+		if i == len(sub) || shift > 56 {
+			return 0, false
+		}
+		b := sub[i]
+		i++
+		id |= uint64(b&0x7f) << shift
+		if b < 0x80 {
+			break
+		}
+	}
+	for i < len(sub) {
+		tag := sub[i]
+		i++
+		if tag < 0x10 || tag >= 0x80 || i == len(sub) {
+			return 0, false
+		}
+		switch tag & 7 {
+		case 0:
+			for end := i + 10; sub[i] >= 0x80; {
+				if i++; i == len(sub) || i == end {
+					return 0, false
+				}
+			}
+			i++
+		case 2:
+			if sub[i] >= 0x80 {
+				return 0, false
+			}
+			if i += 1 + int(sub[i]); i > len(sub) {
+				return 0, false
+			}
+		default:
+			return 0, false
+		}
+	}
+	return id, true
 }
 
 // lastID is the value of the last field 1 of sub that is a varint.
