@@ -174,7 +174,8 @@ func TestTheTimerHeapGivesBackInOrder(t *testing.T) {
 }
 
 // The benchmarks relay from this process through a relay in a child process, whose CPU and context switches the kernel accounts.
-// NETIO_RELAY names the child's relay: loop (one event loop), loop2, or copy (goroutines with io.Copy and 32 KiB buffers).
+// NETIO_RELAY names the child's relay: loop (one event loop), loop2, or copy (goroutines with io.Copy and 32 KiB buffers); tlsloop and
+// tlscopy speak TLS with the client.
 
 func TestRelayChild(t *testing.T) {
 	kind, target := os.Getenv("NETIO_RELAY"), os.Getenv("NETIO_TARGET")
@@ -194,6 +195,8 @@ func TestRelayChild(t *testing.T) {
 		}
 		address = addr(e)
 		defer func() { _ = e.Shutdown(t.Context()) }()
+	case "tlsloop", "tlscopy":
+		address = relayTLSChild(t, kind, target)
 	case "copy":
 		address = copyRelay(t, target)
 	}
@@ -351,7 +354,7 @@ func BenchmarkRelay(b *testing.B) {
 }
 
 // closedLoop keeps window messages in flight until left is used up.
-func closedLoop(b testing.TB, c *net.TCPConn, size, window int, left *atomic.Int64) {
+func closedLoop(b testing.TB, c net.Conn, size, window int, left *atomic.Int64) {
 	defer c.Close()
 	batch := make([]byte, max(64<<10, size+4)/(size+4)*(size+4))
 	for i := 0; i < len(batch); i += size + 4 {

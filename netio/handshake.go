@@ -337,12 +337,15 @@ func handshakeReason(c *conn, err error) session.NetReason {
 func (l *loop) handshakeError(c *conn, err error) error {
 	var header tls.RecordHeaderError
 	isHeader := errors.As(err, &header)
+	var op *net.OpError
 	if c.accepted {
 		switch {
 		case isHeader && foreign(header.RecordHeader) != "":
 			return fmt.Errorf("%s on the TLS port", foreign(header.RecordHeader))
 		case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, unix.ECONNRESET):
-			return fmt.Errorf("TLS handshake: the client closed the connection in the middle of it (%w); clients that do not trust the certificate often do", err)
+			return fmt.Errorf("TLS handshake: the client closed the connection in the middle of it (%w); some clients do that when they do not trust the certificate", err)
+		case errors.As(err, &op) && op.Op == "local error": // an alert that is not encrypted as it should be cannot be read
+			return fmt.Errorf("TLS handshake: %w; some clients answer so when they do not trust the certificate", err)
 		case isHeader:
 			return fmt.Errorf("TLS handshake: the client's first bytes are % x, which is not TLS: %w", header.RecordHeader, err)
 		}

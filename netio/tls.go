@@ -211,7 +211,8 @@ func (l *loop) decrypt(c *conn, src, dst []byte) (n int, err error) {
 	} else {
 		t.in = src
 	}
-	for err == nil {
+	// A Read takes one record, for dst has room for all of src. One that finds none allocates: what can be known before is not asked.
+	for err == nil && (t.raw == nil || wholeRecord(t.raw.Bytes())) {
 		var k int
 		k, err = t.conn.Read(dst[n:])
 		n += k
@@ -230,6 +231,15 @@ func (l *loop) decrypt(c *conn, src, dst []byte) (n int, err error) {
 		l.keepRecord(t, nil)
 	}
 	return n, err
+}
+
+// wholeRecord tells that a Read would come to a record, or to an error.
+func wholeRecord(b []byte) bool {
+	if len(b) < recordHeader {
+		return false
+	}
+	n := recordHeader + int(b[3])<<8 + int(b[4])
+	return len(b) >= n || n > recordRoom
 }
 
 // keepRecord keeps the beginning of a record, which must not be in t.rest.
