@@ -100,11 +100,17 @@ func (e Evicted) Add(o Evicted) Evicted {
 	return Evicted{e.Producers + o.Producers, e.Consumers + o.Consumers, e.Unresolved + o.Unresolved}
 }
 
+// Assigned says which brokers a switch has found out for the topics that it moves. The zero Assigned: none.
+type Assigned struct {
+	Cluster string            // whose brokers they are
+	Brokers map[string]string // full topic name → logical broker address
+}
+
 // eviction is one call of Evict or Review under way.
 type eviction struct {
 	sh       *Shard
-	assigned map[string]string // full topic name → logical broker address in the new cluster
-	left     int               // handles that were not told yet
+	assigned Assigned
+	left     int // handles that were not told yet
 	result   Evicted
 	done     func(Evicted)
 }
@@ -112,7 +118,7 @@ type eviction struct {
 // Evict closes the handles of a topic that lead to a cluster which the map does not name any more. Clients get the tagged
 // address of the broker that assigned names for their partition, and come back there. done is called, on the loop, once all of
 // them were told; it may be called before Evict returns.
-func (sh *Shard) Evict(now time.Time, base string, assigned map[string]string, done func(Evicted)) {
+func (sh *Shard) Evict(now time.Time, base string, assigned Assigned, done func(Evicted)) {
 	var moved []*handle
 	if t := sh.index[base]; t != nil {
 		moved = t.appendMoved(sh, nil)
@@ -121,12 +127,12 @@ func (sh *Shard) Evict(now time.Time, base string, assigned map[string]string, d
 }
 
 // Review is Evict for every topic: a rule has changed.
-func (sh *Shard) Review(now time.Time, done func(Evicted)) {
+func (sh *Shard) Review(now time.Time, assigned Assigned, done func(Evicted)) {
 	var moved []*handle
 	for _, t := range sh.index {
 		moved = t.appendMoved(sh, moved)
 	}
-	sh.evict.add(now, moved, &eviction{sh: sh, done: done})
+	sh.evict.add(now, moved, &eviction{sh: sh, assigned: assigned, done: done})
 }
 
 func (t *topicHandles) appendMoved(sh *Shard, dst []*handle) []*handle {
@@ -283,11 +289,13 @@ func (s *Session) assignedURLs(h *handle) (plain, tls *string) {
 	if h.move == nil {
 		return nil, nil
 	}
-	broker := h.move.assigned[h.full]
-	if broker == "" {
+	to := h.move.assigned
+	broker := to.Brokers[h.full]
+	// The topic may have moved on: what one cluster has named must not be signed as a broker of another.
+	if broker == "" || s.sh.mappedCluster(h.full) != to.Cluster {
 		return nil, nil
 	}
-	p, t, err := s.sh.cfg.Clusters().TagURL(s.sh.mappedCluster(h.full), "pulsar://"+broker)
+	p, t, err := s.sh.cfg.Clusters().TagURL(to.Cluster, "pulsar://"+broker)
 	if err != nil {
 		return nil, nil
 	}

@@ -192,6 +192,7 @@ const (
 	RefusedUnsupported
 	RefusedMoved
 	RefusedClosing
+	RefusedIDInUse
 	RefusedTooManyHandles
 	refusalCount
 )
@@ -208,6 +209,7 @@ var refusalCodes = [refusalCount]string{
 	RefusedUnsupported:        "unsupported_command",
 	RefusedMoved:              "moved",
 	RefusedClosing:            "still_closing",
+	RefusedIDInUse:            "id_in_use",
 	RefusedTooManyHandles:     "too_many_handles",
 }
 

@@ -36,8 +36,10 @@ var rewrite = flag.Bool("rewrite", false, "write what the scenarios do now into 
 //	c1 closed reset
 //	tick 30s
 //	map TOPIC CLUSTER | rule SCOPE CLUSTER    the map changes (no eviction yet)
-//	evict TOPIC [FULL=BROKER ...] | review    as the watcher of the map would ask
+//	evict TOPIC [FULL=BROKER ...] | review [FULL=BROKER ...]    as the watcher of the map would ask; the brokers are
+//	                              those of the cluster that the map names now
 //	handles TOPIC                 prints the live handles
+//	remembers c1                  prints how many answers and evicted handles it remembers
 //	ask lookup CLUSTER TOPIC      a question of the proxy's own
 func TestScenarios(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.txt")
@@ -228,19 +230,17 @@ func (p *player) step(line string) error {
 			return p.table.WithRule(words[1], &r)
 		})
 	case "evict":
-		assigned := map[string]string{}
-		for _, w := range words[2:] {
-			full, broker, _ := strings.Cut(w, "=")
-			assigned[full] = broker
-		}
-		p.sh.Evict(p.now, words[1], assigned, p.evicted)
+		p.sh.Evict(p.now, words[1], p.assigned(words[2:]), p.evicted)
 	case "review":
-		p.sh.Review(p.now, p.evicted)
+		p.sh.Review(p.now, p.assigned(words[1:]), p.evicted)
 	case "drain":
 		p.sh.Drain(p.now, 1000)
 	case "handles":
 		n := p.sh.HandlesOf(words[1])
 		p.note("producers=%d consumers=%d", n.Producers, n.Consumers)
+	case "remembers":
+		s := p.endpoints[words[1]].(*Session)
+		p.note("pending=%d evicted=%d", len(s.pending), s.evicted)
 	case "ask":
 		kind := RequestLookup
 		if words[1] == "partitions" {
@@ -254,6 +254,15 @@ func (p *player) step(line string) error {
 	}
 	p.perform()
 	return nil
+}
+
+func (p *player) assigned(words []string) Assigned {
+	to := Assigned{Brokers: map[string]string{}}
+	for _, w := range words {
+		full, broker, _ := strings.Cut(w, "=")
+		to.Cluster, to.Brokers[full] = p.sh.mappedCluster(full), broker
+	}
+	return to
 }
 
 func (p *player) evicted(e Evicted) {

@@ -36,6 +36,7 @@ type handle struct {
 	overdue     time.Time // evicting: when it stops waiting for receipts
 	move        *eviction // evicting: who counts it
 	closed      bool      // the broker has answered our own CLOSE
+	again       bool      // creating: it was live when the client asked for it once more
 	since       time.Time // evicted: when
 }
 
@@ -85,6 +86,10 @@ func (s *Session) admit(name string, req, id uint64, producer bool) (h *handle, 
 		return nil, false
 	}
 	d := s.sh.cfg.Table().Decide(topic, s.sh.cfg.DefaultCluster)
+	if fault := undecidedText(d, name); fault != "" {
+		s.deny(RefusedUnmapped, req, codec.ErrorServiceNotReady, name, fault)
+		return nil, false
+	}
 	if d.Cluster != s.leg.cluster {
 		s.deny(RefusedWrongCluster, req, codec.ErrorServiceNotReady, name,
 			fmt.Sprintf("topic %s is mapped to cluster %q (epoch %d), this connection leads to cluster %q: look the topic up again", name, d.Cluster, d.Epoch, s.leg.cluster))
@@ -95,12 +100,24 @@ func (s *Session) admit(name string, req, id uint64, producer bool) (h *handle, 
 		handles = &s.producers
 	}
 	if old := (*handles)[id]; old != nil {
-		if old.state == handleEvicted && !old.closed {
-			// The broker would answer for the old one.
+		// For an id that it has, the broker answers for the one that it has, whatever the command says.
+		switch {
+		case old.state == handleEvicting, old.state == handleEvicted && !old.closed:
 			s.deny(RefusedClosing, req, codec.ErrorServiceNotReady, name, fmt.Sprintf("the broker has not closed the evicted predecessor of id %d yet: try again", id))
 			return nil, false
+		case old.state == handleEvicted:
+			s.remove(old)
+		case old.state == handleCreating:
+			s.deny(RefusedIDInUse, req, codec.ErrorServiceNotReady, name, fmt.Sprintf("the broker has not answered the request before for id %d yet: try again, or close it first", id))
+			return nil, false
+		case old.full != topic.Full():
+			s.deny(RefusedIDInUse, req, codec.ErrorNotAllowed, name, fmt.Sprintf("id %d is that of %s on this connection: close it first", id, old.full))
+			return nil, false
+		default:
+			old.state, old.again, old.req, old.epoch = handleCreating, true, req, d.Epoch
+			s.expect(req, pendingCreate, old)
+			return old, true
 		}
-		s.remove(old)
 	}
 	if len(s.producers)+len(s.consumers) >= s.sh.cfg.MaxHandles {
 		s.deny(RefusedTooManyHandles, req, codec.ErrorNotAllowed, name, fmt.Sprintf("this connection has %d producers and consumers, the limit of the proxy", s.sh.cfg.MaxHandles))
@@ -126,7 +143,7 @@ func (s *Session) expect(req uint64, kind pendingKind, h *handle) {
 // epochShift is where the map's epoch sits in a topic_epoch that clients see.
 const epochShift = 44
 
-func (s *Session) handleProducer(frame []byte, cmd *pulsarpb.BaseCommand) verdict {
+func (s *Session) handleProducer(cmd *pulsarpb.BaseCommand) verdict {
 	p := cmd.GetProducer()
 	if p == nil {
 		return forward
@@ -150,7 +167,7 @@ func (s *Session) handleProducer(frame []byte, cmd *pulsarpb.BaseCommand) verdic
 	return replace
 }
 
-func (s *Session) handleSubscribe(frame []byte, cmd *pulsarpb.BaseCommand) verdict {
+func (s *Session) handleSubscribe(cmd *pulsarpb.BaseCommand) verdict {
 	c := cmd.GetSubscribe()
 	if c == nil {
 		return forward
@@ -251,12 +268,16 @@ func (l *leg) handleAnswer(frame []byte, head codec.Head, req uint64, p pendingR
 	}
 	if failed {
 		delete(s.pending, req)
-		s.remove(p.h)
+		if p.h.again { // the broker still has the one that was live
+			p.h.state, p.h.again = handleLive, false
+		} else {
+			s.remove(p.h)
+		}
 		return forward
 	}
 	if head.Type != codec.TypeProducerSuccess {
 		delete(s.pending, req)
-		p.h.state = handleLive
+		p.h.state, p.h.again = handleLive, false
 		return forward
 	}
 	var cmd pulsarpb.BaseCommand
@@ -266,7 +287,7 @@ func (l *leg) handleAnswer(frame []byte, head codec.Head, req uint64, p pendingR
 	success := cmd.ProducerSuccess
 	if success.GetProducerReady() { // otherwise the client waits for exclusive access; a second answer follows
 		delete(s.pending, req)
-		p.h.state = handleLive
+		p.h.state, p.h.again = handleLive, false
 	}
 	if success.TopicEpoch == nil || p.h.epoch == 0 {
 		return forward
@@ -299,7 +320,8 @@ func (l *leg) handleBrokerClosedConsumer(cmd *pulsarpb.BaseCommand) {
 }
 
 func (l *leg) brokerClosed(h *handle, cmd *pulsarpb.BaseCommand) {
-	if h != nil {
+	// A CLOSE about one that the broker has not announced is about its predecessor, which the client closed meanwhile.
+	if h != nil && h.state != handleCreating {
 		l.s.remove(h)
 	}
 	l.s.sendCommand(cmd)
@@ -339,8 +361,19 @@ func (l *leg) handleMigrated(now time.Time, m *pulsarpb.CommandTopicMigrated) {
 	}
 }
 
-// remove forgets a handle.
+// remove forgets a handle, and that its creation has to be answered: brokers do not answer one that was closed meanwhile.
 func (s *Session) remove(h *handle) {
+	handles := s.consumers
+	if h.producer {
+		handles = s.producers
+	}
+	if handles[h.id] != h {
+		return // an answer to UNSUBSCRIBE may come when the next one has the id
+	}
+	delete(handles, h.id)
+	if p := s.pending[h.req]; p.h == h && (p.kind == pendingCreate || p.kind == pendingOrphan) {
+		delete(s.pending, h.req)
+	}
 	s.unindex(h)
 	switch h.state {
 	case handleEvicting:
@@ -353,12 +386,5 @@ func (s *Session) remove(h *handle) {
 	}
 	if s.lastC == h {
 		s.lastC = nil
-	}
-	handles := s.consumers
-	if h.producer {
-		handles = s.producers
-	}
-	if handles[h.id] == h {
-		delete(handles, h.id)
 	}
 }

@@ -97,12 +97,8 @@ func (s *Session) handleQuestion(now time.Time, cmd *pulsarpb.BaseCommand) {
 	switch {
 	case err != nil:
 		s.answer(now, q, w, failure(RefusedTopicName, codec.ErrorInvalidTopicName, err.Error()))
-	case d.Source == route.SourceUnknown:
-		s.answer(now, q, w, failure(RefusedUnmapped, codec.ErrorMetadata,
-			fmt.Sprintf("the part of the map that decides about %s cannot be read by this proxy: see its log", q.topic)))
-	case d.Cluster == "":
-		s.answer(now, q, w, failure(RefusedUnmapped, codec.ErrorMetadata,
-			fmt.Sprintf("%s is mapped to no cluster and there is no default: set a route for it, its namespace or its tenant, or default_cluster", q.topic)))
+	case undecidedText(d, q.topic) != "":
+		s.answer(now, q, w, failure(RefusedUnmapped, codec.ErrorMetadata, undecidedText(d, q.topic)))
 	default:
 		q.cluster = d.Cluster
 		s.sh.pool.ask(now, q, w)
@@ -110,6 +106,17 @@ func (s *Session) handleQuestion(now time.Time, cmd *pulsarpb.BaseCommand) {
 	if s.state != stateClosed && s.inflight >= s.sh.cfg.LookupsPerConnection {
 		s.hold()
 	}
+}
+
+// undecidedText says why the map names no cluster for a topic or namespace; "" when it does.
+func undecidedText(d route.Decision, name string) string {
+	switch {
+	case d.Source == route.SourceUnknown:
+		return fmt.Sprintf("the part of the map that decides about %s cannot be read by this proxy: see its log", name)
+	case d.Cluster == "":
+		return fmt.Sprintf("%s is mapped to no cluster and there is no default: set a route for it, its namespace or its tenant, or default_cluster", name)
+	}
+	return ""
 }
 
 // answer gives a client the answer to one of its requests, in the type of response that belongs to it.

@@ -165,9 +165,9 @@ func (s *Session) judgeUp(now time.Time, frame []byte, h codec.Head) verdict {
 	}
 	switch h.Type {
 	case codec.TypeProducer:
-		return s.handleProducer(frame, &cmd)
+		return s.handleProducer(&cmd)
 	case codec.TypeSubscribe:
-		return s.handleSubscribe(frame, &cmd)
+		return s.handleSubscribe(&cmd)
 	case codec.TypeCloseProducer:
 		return s.handleCloseProducer(now, cmd.GetCloseProducer())
 	case codec.TypeCloseConsumer:

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -116,14 +117,14 @@ func (k *mapKeeper) update(ctx context.Context, u store.Update) {
 				u.Buckets[i] = nil
 			}
 		}
-		k.apply(ctx, u, false)
+		k.apply(ctx, u, true)
 		k.hideUnread()
 		k.synced.Store(true)
 		k.load()
 		k.log.Info("the map is loaded", "entries", k.table.Load().Len(), "rules", len(k.table.Load().Rules()), "digest", k.table.Load().Digest())
 		return
 	}
-	k.apply(ctx, u, true)
+	k.apply(ctx, u, false)
 }
 
 func (k *mapKeeper) collect(u store.Update) {
@@ -172,14 +173,15 @@ func (k *mapKeeper) hideUnread() {
 	}
 }
 
-// apply builds the next table, swaps it in, and has evicted what moved.
-func (k *mapKeeper) apply(ctx context.Context, u store.Update, hints bool) {
+// apply builds the next table, swaps it in, and has evicted what moved. first: that may be every topic of the map, and the switches
+// that moved them are over.
+func (k *mapKeeper) apply(ctx context.Context, u store.Update, first bool) {
 	old := k.table.Load()
 	next, changes, err := old.With(u.Buckets, u.Rules)
 	if err != nil {
 		next, changes = k.applySingly(old, u)
 	}
-	if changes.Empty() {
+	if next == old {
 		return
 	}
 	k.table.Store(next)
@@ -187,12 +189,16 @@ func (k *mapKeeper) apply(ctx context.Context, u store.Update, hints bool) {
 	case k.changed <- struct{}{}:
 	default:
 	}
+	if first {
+		k.reviewAll(ctx, nil, session.Assigned{})
+		return
+	}
 	for _, topic := range changes.Topics {
 		e, _ := next.Entry(topic)
-		k.evictTopic(ctx, topic, e.SwitchID, hints)
+		k.evictTopic(ctx, topic, e.SwitchID)
 	}
 	if len(changes.Scopes) > 0 {
-		k.review(ctx, next, changes.Scopes, hints)
+		k.review(ctx, next, changes.Scopes)
 	}
 }
 
@@ -222,28 +228,28 @@ func (k *mapKeeper) applySingly(table *route.Table, u store.Update) (*route.Tabl
 
 // evictTopic has the handles of a moved topic closed on every loop, with the addresses that its switch looked up, and
 // acknowledges the switch.
-func (k *mapKeeper) evictTopic(ctx context.Context, topic, switchID string, hints bool) {
-	do := func(assigned map[string]string) {
-		k.onLoops(ctx, switchID, topic, func(now time.Time, sh *session.Shard, done func(session.Evicted)) {
+func (k *mapKeeper) evictTopic(ctx context.Context, topic, switchID string) {
+	do := func(assigned session.Assigned, switches ...string) {
+		k.onLoops(ctx, switches, topic, func(now time.Time, sh *session.Shard, done func(session.Evicted)) {
 			sh.Evict(now, topic, assigned, done)
 		})
 	}
-	if switchID == "" || !hints {
-		do(nil)
+	if switchID == "" {
+		do(session.Assigned{})
 		return
 	}
-	k.later(ctx, func() { do(k.assigned(ctx, switchID)) })
+	k.later(ctx, func() { do(k.assigned(ctx, switchID), switchID) })
 }
 
-func (k *mapKeeper) assigned(ctx context.Context, switchID string) map[string]string {
+func (k *mapKeeper) assigned(ctx context.Context, switchID string) session.Assigned {
 	ctx, cancel := context.WithTimeout(ctx, recordTimeout)
 	defer cancel()
 	r, err := k.store.Switch(ctx, switchID)
 	if err != nil {
 		k.log.Warn("the record of a switch cannot be read: clients will look their topic up", "switch", switchID, "err", err)
-		return nil
+		return session.Assigned{}
 	}
-	return r.Assigned
+	return session.Assigned{Cluster: r.To, Brokers: r.Assigned}
 }
 
 // later runs f on a worker; when all are busy the watch waits.
@@ -254,22 +260,30 @@ func (k *mapKeeper) later(ctx context.Context, f func()) {
 	}
 }
 
-// review has every handle checked: a rule has changed.
-func (k *mapKeeper) review(ctx context.Context, table *route.Table, scopes []string, hints bool) {
-	switchID, name := "", ""
+// review has every handle checked: rules have changed.
+func (k *mapKeeper) review(ctx context.Context, table *route.Table, scopes []string) {
+	var switches []string
 	for _, scope := range scopes {
 		if r, ok := table.Rule(scope); ok && r.SwitchID != "" {
-			switchID, name = r.SwitchID, scope
+			switches = append(switches, r.SwitchID)
 		}
 	}
-	if !hints {
-		switchID = ""
+	if len(switches) == 0 {
+		k.reviewAll(ctx, nil, session.Assigned{})
+		return
 	}
-	k.onLoops(ctx, switchID, name, func(now time.Time, sh *session.Shard, done func(session.Evicted)) { sh.Review(now, done) })
+	// Two switches in one event of the watch are rare: clients of all but the last look their topics up.
+	k.later(ctx, func() { k.reviewAll(ctx, switches, k.assigned(ctx, switches[len(switches)-1])) })
 }
 
-// onLoops runs an eviction on every loop; when all have ended it acknowledges the switch.
-func (k *mapKeeper) onLoops(ctx context.Context, switchID, name string, start func(time.Time, *session.Shard, func(session.Evicted))) {
+func (k *mapKeeper) reviewAll(ctx context.Context, switches []string, assigned session.Assigned) {
+	k.onLoops(ctx, switches, "(all that follow the rules)", func(now time.Time, sh *session.Shard, done func(session.Evicted)) {
+		sh.Review(now, assigned, done)
+	})
+}
+
+// onLoops runs an eviction on every loop; when all have ended it acknowledges the switches.
+func (k *mapKeeper) onLoops(ctx context.Context, switches []string, name string, start func(time.Time, *session.Shard, func(session.Evicted))) {
 	g := &gathering{left: k.loops.Loops()}
 	finish := func(e session.Evicted) {
 		total, last := g.add(e)
@@ -277,12 +291,12 @@ func (k *mapKeeper) onLoops(ctx context.Context, switchID, name string, start fu
 			return
 		}
 		if total.Producers+total.Consumers > 0 {
-			k.log.Info("clients were told that their topic moved", "topic", name, "switch", switchID,
+			k.log.Info("clients were told that their topic moved", "topic", name, "switch", strings.Join(switches, ","),
 				"producers", total.Producers, "consumers", total.Consumers, "unresolved", total.Unresolved)
 		}
-		if switchID != "" {
+		for _, id := range switches {
 			// This runs on an event loop: the ack is written elsewhere.
-			go k.acknowledge(ctx, switchID, total)
+			go k.acknowledge(ctx, id, total)
 		}
 	}
 	for i := range k.loops.Loops() {

@@ -3,7 +3,9 @@ package app
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -18,6 +20,33 @@ type noLoops struct{}
 func (noLoops) Loops() int { return 0 }
 
 func (noLoops) Post(int, func(time.Time, *session.Shard)) bool { return false }
+
+// keep runs the keeper of a store until the test ends, and returns when it has a map.
+func keep(t *testing.T, st store.Store, loops poster) *mapKeeper {
+	k := newMapKeeper(st, slog.New(slog.DiscardHandler), nil)
+	k.loops, k.self = loops, func() store.Proxy { return store.Proxy{} }
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- k.run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	<-k.loaded
+	return k
+}
+
+// awaitChange waits until the table was replaced once more.
+func awaitChange(t *testing.T, k *mapKeeper) {
+	t.Helper()
+	select {
+	case <-k.changed:
+	case <-time.After(10 * time.Second):
+		t.Fatal("the change of the map did not arrive")
+	}
+}
 
 // A topic whose bucket cannot be read when a proxy starts is refused, not sent to the default cluster; others are served; and
 // when the bucket is mended its entry counts.
@@ -38,18 +67,7 @@ func TestABucketThatCannotBeReadAtTheStartHidesItsTopicsOnly(t *testing.T) {
 	}
 	st.SetBad(route.Bucket(topic.Base()), errors.New("checksum does not match"))
 
-	k := newMapKeeper(st, slog.New(slog.DiscardHandler), nil)
-	k.loops, k.self = noLoops{}, func() store.Proxy { return store.Proxy{} }
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- k.run(ctx) }()
-	defer func() {
-		cancel()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
-	}()
-	<-k.loaded
+	k := keep(t, st, noLoops{})
 	if d := k.table.Load().Decide(topic, "a"); d.Source != route.SourceUnknown {
 		t.Errorf("%s in an unreadable bucket: %+v, want SourceUnknown", topic, d)
 	}
@@ -63,12 +81,62 @@ func TestABucketThatCannotBeReadAtTheStartHidesItsTopicsOnly(t *testing.T) {
 		<-k.changed
 	}
 	st.SetBad(route.Bucket(topic.Base()), nil)
-	select {
-	case <-k.changed:
-	case <-time.After(10 * time.Second):
-		t.Fatal("the mended bucket did not arrive")
-	}
+	awaitChange(t, k)
 	if d := k.table.Load().Decide(topic, "a"); d.Cluster != "b" {
 		t.Errorf("after the bucket was mended: %+v, want b", d)
+	}
+}
+
+// A part that could not be read at the start and turns out to be empty decides nothing: its topics go where the rules say.
+func TestABucketThatIsMendedAndEmptyHidesItsTopicsNoMore(t *testing.T) {
+	st := store.NewMemory()
+	defer st.Close()
+	topic, err := route.ParseTopic("persistent://acme/orders/created")
+	if err != nil {
+		t.Fatal(err)
+	}
+	st.SetBad(route.Bucket(topic.Base()), errors.New("checksum does not match"))
+	k := keep(t, st, noLoops{})
+	if d := k.table.Load().Decide(topic, "a"); d.Source != route.SourceUnknown {
+		t.Fatalf("%s in an unreadable bucket: %+v, want SourceUnknown", topic, d)
+	}
+	for len(k.changed) > 0 {
+		<-k.changed
+	}
+	st.SetBad(route.Bucket(topic.Base()), nil)
+	awaitChange(t, k)
+	if d := k.table.Load().Decide(topic, "a"); d.Cluster != "a" {
+		t.Errorf("after the bucket was mended: %+v, want the default", d)
+	}
+}
+
+// countingLoops takes what is posted and never runs it.
+type countingLoops struct{ posted atomic.Int64 }
+
+func (*countingLoops) Loops() int { return 2 }
+
+func (c *countingLoops) Post(int, func(time.Time, *session.Shard)) bool {
+	c.posted.Add(1)
+	return true
+}
+
+// Loops that have not started keep what is posted to them: a large map must not become as many functions.
+func TestTheFirstMapIsOneMessageToEachLoop(t *testing.T) {
+	st := store.NewMemory()
+	defer st.Close()
+	const topics = 1000
+	for i := range topics {
+		e := route.Entry{Topic: fmt.Sprintf("persistent://acme/orders/t%d", i), Cluster: "b"}
+		if err := st.Apply(t.Context(), store.Change{Entries: []store.EntryChange{{Topic: e.Topic, After: &e}}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	loops := &countingLoops{}
+	k := keep(t, st, loops)
+	if n := k.table.Load().Len(); n != topics {
+		t.Fatalf("%d entries in the table, want %d", n, topics)
+	}
+	if n := loops.posted.Load(); n != int64(loops.Loops()) {
+		t.Errorf("%d functions were posted to %d loops, want one each", n, loops.Loops())
 	}
 }

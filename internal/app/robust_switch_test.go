@@ -52,6 +52,22 @@ func TestAnIdleConsumerMovesAtOnce(t *testing.T) {
 	consumer.mustReceive(1)
 }
 
+// Clients of a namespace that moves are told the broker that owns their topic there, like those of a single topic.
+func TestClientsOfANamespaceAreToldWhereToGo(t *testing.T) {
+	const topic, namespace = "persistent://public/live/t", "public/live"
+	r := newRig(t, testkit.Options{}, nil)
+	r.route(t, namespace, "a")
+	home := r.bridge(t, topic)
+	home.produce(topic, "", 1)
+	if _, err := r.admin.StartSwitch(t.Context(), admin.SwitchRequest{Namespace: namespace, To: "b", Mode: "immediate"}); err != nil {
+		t.Fatal(err)
+	}
+	told := home.expect(codec.TypeCloseProducer).GetCloseProducer()
+	if got, want := told.GetAssignedBrokerServiceUrl(), "pulsar://"+r.owner(t, topic); got != want {
+		t.Errorf("the client was sent to %q, the owner on b is %q", got, want)
+	}
+}
+
 // SW-12: one client has many topics over a few connections; one topic is switched. The others see nothing of it.
 func TestOneTopicOfABusyConnectionMovesAlone(t *testing.T) {
 	n := scaled(500)
