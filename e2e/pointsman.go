@@ -18,6 +18,7 @@ import (
 type Pointsman struct {
 	Name string
 	URL  string // pulsar://host:port for clients
+	TLS  string // pulsar+ssl://localhost:port; its certificate is for that name alone
 	Ops  string // http://host:port for the CLI
 	Proc *Process
 	art  *Artifacts
@@ -29,21 +30,22 @@ func StartPointsman(ctx context.Context, art *Artifacts, procs *Processes, dir, 
 	if art.PointsmanErr != nil {
 		return nil, fmt.Errorf("no Pointsman to test: %w", art.PointsmanErr)
 	}
-	ports, err := FreePorts(2)
+	ports, err := FreePorts(3)
 	if err != nil {
 		return nil, err
 	}
-	p := &Pointsman{Name: name, URL: "pulsar://" + local(ports[0]), Ops: "http://" + local(ports[1]), art: art}
+	p := &Pointsman{Name: name, URL: "pulsar://" + local(ports[0]), TLS: fmt.Sprintf("pulsar+ssl://localhost:%d", ports[2]), Ops: "http://" + local(ports[1]), art: art}
 	path := filepath.Join(dir, name, "pointsman.yaml")
 	if err := freshFile(path, fmt.Sprintf(`listeners:
   pulsar: %s
+  pulsar_tls: %s
   ops: %s
 advertised_url: %s
 proxy_id: %s
 state_dir: %s
 log: { level: debug }
 shutdown: { drain_delay: 0s }
-%s`, local(ports[0]), local(ports[1]), p.URL, name, filepath.Join(dir, name), config)); err != nil {
+%s`, local(ports[0]), local(ports[2]), local(ports[1]), p.URL, name, filepath.Join(dir, name), config)); err != nil {
 		return nil, err
 	}
 	if p.Proc, err = procs.Start(name, exec.Command(art.Pointsman, "serve", "--config", path)); err != nil {
@@ -61,18 +63,38 @@ shutdown: { drain_delay: 0s }
 // and both clusters, A by discovery and B by service URL, made diallable although their brokers carry equal names.
 // alias, when not empty, is one more name for cluster B.
 func (r *Rig) PointsmanConfig(chroot, alias string) string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "store: { type: zookeeper, servers: %q, session_timeout: 6s }\ndefault_cluster: a\nclusters:\n", r.MapZK+"/"+chroot)
-	cluster := func(name, discovery string, c *Cluster) {
-		fmt.Fprintf(&b, "  %s:\n    %s\n    web_url: %q\n    listener_name: external\n    resolve:\n", name, discovery, c.Brokers[0].WebURL)
-		for _, broker := range c.Brokers {
-			fmt.Fprintf(&b, "      %q: %q\n", broker.Logical, broker.Addr)
-		}
-	}
-	cluster("a", fmt.Sprintf("metadata_store: %q", "zk:"+r.A.ZooKeeper), r.A)
-	cluster("b", fmt.Sprintf("service_url: %q", r.B.URL()), r.B)
+	head := fmt.Sprintf("store: { type: zookeeper, servers: %q, session_timeout: 6s }\ndefault_cluster: a\nclusters:\n", r.MapZK+"/"+chroot)
+	config := head + clusterConfig("a", fmt.Sprintf("metadata_store: %q", "zk:"+r.A.ZooKeeper), r.A) +
+		clusterConfig("b", fmt.Sprintf("service_url: %q", r.B.URL()), r.B)
 	if alias != "" {
-		cluster(alias, fmt.Sprintf("service_url: %q", r.B.URL()), r.B)
+		config += clusterConfig(alias, fmt.Sprintf("service_url: %q", r.B.URL()), r.B)
+	}
+	return r.listenerTLS("proxy") + config
+}
+
+// listenerTLS has the proxy show one of the rig's certificates.
+func (r *Rig) listenerTLS(name string) string {
+	return fmt.Sprintf("tls: { certificate_file: %s, key_file: %s }\n", r.tlsFile(name+".pem"), r.tlsFile(name+"-key.pem"))
+}
+
+// PointsmanTLSConfig is for a proxy with a map of its own in dir and the certificate of that name. It speaks TLS to one of the clusters:
+// to "a" by discovery, or to "b" by service URL.
+func (r *Rig) PointsmanTLSConfig(dir, certificate, secure string) string {
+	tls := "\n    tls: { ca_file: " + r.tlsFile("ca.pem") + " }"
+	a, b := fmt.Sprintf("metadata_store: %q", "zk:"+r.A.ZooKeeper), fmt.Sprintf("service_url: %q", r.B.URL())
+	if secure == "a" {
+		a += tls
+	} else {
+		b = fmt.Sprintf("service_url: %q", "pulsar+ssl://"+r.B.Brokers[0].AddrTLS+","+r.B.Brokers[1].AddrTLS) + tls
+	}
+	return r.listenerTLS(certificate) + fmt.Sprintf("store: { type: file, path: %s }\ndefault_cluster: a\nclusters:\n", dir) + clusterConfig("a", a, r.A) + clusterConfig("b", b, r.B)
+}
+
+func clusterConfig(name, discovery string, c *Cluster) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "  %s:\n    %s\n    web_url: %q\n    listener_name: external\n    resolve:\n", name, discovery, c.Brokers[0].WebURL)
+	for _, broker := range c.Brokers {
+		fmt.Fprintf(&b, "      %q: %q\n      %q: %q\n", broker.Logical, broker.Addr, broker.LogicalTLS, broker.AddrTLS)
 	}
 	return b.String()
 }

@@ -15,6 +15,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"pointsman/internal/tlstest"
 )
 
 // Memory limits in MiB (heap, direct). A standalone holds a bookie and a ZooKeeper as well.
@@ -32,8 +34,11 @@ const startLimit = 120 * time.Second
 type Broker struct {
 	// Logical is what a LOOKUP by the listener "external" answers. Both clusters use the same names (LK-01).
 	Logical string `json:"logical"`
-	Addr    string `json:"addr"`    // where it really listens
-	WebURL  string `json:"web_url"` // its admin API
+	Addr    string `json:"addr"` // where it really listens
+	// The same with TLS. The certificate is for the logical host name, localhost and 127.0.0.1.
+	LogicalTLS string `json:"logical_tls"`
+	AddrTLS    string `json:"addr_tls"`
+	WebURL     string `json:"web_url"` // its admin API
 }
 
 // Cluster is one Pulsar cluster: a standalone with its own ZooKeeper and bookie, and a second broker process.
@@ -139,8 +144,11 @@ func commandLineHas(pid int, text string) bool {
 }
 
 func (r *Rig) start(ctx context.Context) error {
-	ports, err := FreePorts(15)
+	ports, err := FreePorts(19)
 	if err != nil {
+		return err
+	}
+	if err := r.writeCertificates(); err != nil {
 		return err
 	}
 	next := func() int { p := ports[0]; ports = ports[1:]; return p }
@@ -149,6 +157,7 @@ func (r *Rig) start(ctx context.Context) error {
 		for i := range 2 {
 			c.Brokers = append(c.Brokers, Broker{
 				Logical: fmt.Sprintf("broker-%d:6650", i), Addr: local(next()), WebURL: "http://" + local(next()),
+				LogicalTLS: fmt.Sprintf("broker-%d:6651", i), AddrTLS: local(next()),
 			})
 		}
 		return c, next()
@@ -204,9 +213,13 @@ func (r *Rig) brokerConfig(c *Cluster, i int) string {
 	return strings.Join([]string{
 		"clusterName=" + c.Name,
 		"bindAddress=127.0.0.1",
-		"advertisedListeners=internal:pulsar://" + b.Addr + ",external:pulsar://" + b.Logical,
+		"advertisedListeners=internal:pulsar://" + b.Addr + ",internal:pulsar+ssl://" + b.AddrTLS + ",external:pulsar://" + b.Logical + ",external:pulsar+ssl://" + b.LogicalTLS,
 		"internalListenerName=internal",
 		"brokerServicePort=" + portOf(b.Addr),
+		"brokerServicePortTls=" + portOf(b.AddrTLS),
+		"tlsCertificateFilePath=" + r.tlsFile("broker.pem"),
+		"tlsKeyFilePath=" + r.tlsFile("broker-key.pem"),
+		"tlsTrustCertsFilePath=" + r.tlsFile("ca.pem"),
 		"webServicePort=" + portOf(b.WebURL),
 		"numIOThreads=2",
 		"numHttpServerThreads=8",
@@ -231,6 +244,30 @@ func (r *Rig) brokerConfig(c *Cluster, i int) string {
 		"nettyMaxFrameSizeBytes=5253120",
 		"",
 	}, "\n")
+}
+
+// tlsFile is a file that writeCertificates has made: ca.pem, and certificate and key of the brokers, of the proxies, and for another name.
+func (r *Rig) tlsFile(name string) string { return filepath.Join(r.Dir, "tls", name) }
+
+// writeCertificates makes an authority and what it signs. A rig that is kept keeps them.
+func (r *Rig) writeCertificates() error {
+	ca, err := tlstest.NewCA("pointsman e2e")
+	if err != nil {
+		return err
+	}
+	if err := freshFile(r.tlsFile("ca.pem"), string(ca.PEM())); err != nil {
+		return err
+	}
+	for name, hosts := range map[string][]string{"broker": {"broker-0", "broker-1", "localhost", "127.0.0.1"}, "proxy": {"localhost"}, "stranger": {"stranger.example.com"}} {
+		cert, err := ca.Issue(hosts...)
+		if err != nil {
+			return err
+		}
+		if _, _, err := tlstest.Write(filepath.Join(r.Dir, "tls"), name, cert); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (r *Rig) startStandalone(c *Cluster, bookiePort int) error {

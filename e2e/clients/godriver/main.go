@@ -49,7 +49,7 @@ type driver struct {
 	outMu     sync.Mutex // guards out
 	out       *bufio.Writer
 
-	url, topic, topics, rates, sub, kind     string
+	url, ca, topic, topics, rates, sub, kind string
 	count, start, rate, idle, linger, keys   int64
 	size, consumers                          int
 	batch, synchronous, chunk, replicatedSub bool
@@ -64,6 +64,7 @@ func main() {
 	d.ctx, d.end = context.WithCancel(context.Background())
 	flags := flag.NewFlagSet("godriver", flag.ExitOnError)
 	flags.StringVar(&d.url, "url", "", "service URL")
+	flags.StringVar(&d.ca, "ca", "", "file of the trusted authority, for pulsar+ssl")
 	flags.StringVar(&d.topic, "topic", "", "topic")
 	flags.StringVar(&d.topics, "topics", "", "topics of live, comma-separated")
 	flags.StringVar(&d.rates, "rates", "", "rates of live, comma-separated")
@@ -88,7 +89,9 @@ func main() {
 	_ = flags.Parse(os.Args[2:]) // ExitOnError
 
 	logger := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelInfo}))
-	client, err := pulsar.NewClient(pulsar.ClientOptions{URL: d.url, Logger: pulsarlog.NewLoggerWithSlog(logger)})
+	client, err := pulsar.NewClient(pulsar.ClientOptions{
+		URL: d.url, Logger: pulsarlog.NewLoggerWithSlog(logger), TLSTrustCertsFilePath: d.ca, TLSValidateHostname: d.ca != "",
+	})
 	if err != nil {
 		d.error("client", -1, err)
 		d.emit(event{E: "done"})

@@ -14,6 +14,7 @@ import java.util.concurrent.TimeUnit;
 import java.util.concurrent.locks.LockSupport;
 import java.util.zip.CRC32;
 import org.apache.pulsar.client.api.BatcherBuilder;
+import org.apache.pulsar.client.api.ClientBuilder;
 import org.apache.pulsar.client.api.Consumer;
 import org.apache.pulsar.client.api.Message;
 import org.apache.pulsar.client.api.MessageId;
@@ -44,7 +45,11 @@ public final class Driver {
             flags.put(args[i].substring(2), args[i + 1]);
         }
         try {
-            PulsarClient client = PulsarClient.builder().serviceUrl(flags.get("url")).build();
+            ClientBuilder builder = PulsarClient.builder().serviceUrl(flags.get("url"));
+            if (flags.containsKey("ca")) {
+                builder.tlsTrustCertsFilePath(flags.get("ca")).enableTlsHostnameVerification(true).allowTlsInsecureConnection(false);
+            }
+            PulsarClient client = builder.build();
             switch (mode) {
                 case "produce" -> produce(client, flags.get("topic"), 0, num("rate", 0), num("count", 1));
                 case "consume" -> consume(client);

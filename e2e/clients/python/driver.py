@@ -74,7 +74,8 @@ class Driver:
         self.running.set()
         # The library writes its log to standard output unless told otherwise.
         logger = pulsar.FileLogger(pulsar.LoggerLevel.Info, "/dev/stderr")
-        self.client = pulsar.Client(args.url, logger=logger)
+        trust = {"tls_trust_certs_file_path": args.ca, "tls_validate_hostname": True} if args.ca else {}
+        self.client = pulsar.Client(args.url, logger=logger, **trust)
 
     # ---- producing
 
@@ -291,7 +292,7 @@ def boolean(text):
 def main():
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("mode", choices=["produce", "consume", "reader", "live"])
-    for name in ("url", "topic", "topics", "rates"):
+    for name in ("url", "ca", "topic", "topics", "rates"):
         parser.add_argument("--" + name, default="")
     parser.add_argument("--sub", default="e2e")
     parser.add_argument("--type", default="exclusive", choices=sorted(TYPES))
