@@ -609,7 +609,7 @@ func TestTLSDialOutcomes(t *testing.T) {
 		{"wrong name", good, "b", "broker-0.example.com", "not broker-0.example.com"},
 		{"wrong address", good, "b", "127.0.0.2", "127.0.0.2"},
 		{"other authority", present(stranger.Issue("localhost")), "b", "localhost", "certificate signed by unknown authority"},
-		{"expired", present(authority().IssueUntil(time.Now().Add(-time.Hour), "localhost")), "b", "localhost", "expired"},
+		{"expired", present(authority().IssueBetween(time.Now().Add(-2*time.Hour), time.Now().Add(-time.Hour), "localhost")), "b", "localhost", "expired"},
 		{"plaintext", server(t, func(c *net.TCPConn) { _, _ = c.Write([]byte("\x00\x00\x00\x05hello")); _, _ = io.Copy(io.Discard, c) }), "b", "localhost", "is this a plaintext port?"},
 		{"plaintext that hangs up", server(t, func(c *net.TCPConn) { _, _ = c.Read(make([]byte, 1)) }), "b", "localhost", "is this a plaintext port?"},
 		{"silent", server(t, func(c *net.TCPConn) { _, _ = io.Copy(io.Discard, c) }), "b", "localhost", "not complete within 300ms"},

@@ -43,13 +43,14 @@ func NewCA(name string) (*CA, error) {
 
 // Issue makes a certificate of a server for these host names and IP addresses.
 func (ca *CA) Issue(names ...string) (tls.Certificate, error) {
-	return ca.IssueUntil(time.Now().Add(lifetime), names...)
+	now := time.Now()
+	return ca.IssueBetween(now.Add(-time.Hour), now.Add(lifetime), names...)
 }
 
-// IssueUntil is Issue for a certificate that ends at a given time, which may be past.
-func (ca *CA) IssueUntil(end time.Time, names ...string) (tls.Certificate, error) {
+// IssueBetween is Issue for a certificate that is valid between two times.
+func (ca *CA) IssueBetween(begin, end time.Time, names ...string) (tls.Certificate, error) {
 	template := &x509.Certificate{
-		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: "pointsman test"}, NotBefore: end.Add(-2 * lifetime), NotAfter: end,
+		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: "pointsman test"}, NotBefore: begin, NotAfter: end,
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 	}
 	for _, name := range names {
