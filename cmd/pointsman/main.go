@@ -237,7 +237,7 @@ func exactly(names ...string) cobra.PositionalArgs {
 			if len(names) > 0 {
 				want = strings.Join(names, " ")
 			}
-			return usage("%s needs %s, but has %d arguments; see `%s --help`", cmd.CommandPath(), want, len(args), cmd.CommandPath())
+			return usage("%s needs %s, but has %q; see `%s --help`", cmd.CommandPath(), want, args, cmd.CommandPath())
 		}
 		return nil
 	}

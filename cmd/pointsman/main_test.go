@@ -247,7 +247,7 @@ func TestWrongUsageIsExitCode2AndSaysWhereToLook(t *testing.T) {
 	}
 	check("rotes ls", "unknown command")
 	check("routes sett", `pointsman routes has no command "sett"`)
-	check("routes set x", "needs NAME CLUSTER, but has 1 arguments; see `pointsman routes set --help`")
+	check("routes set x", "needs NAME CLUSTER, but has [\"x\"]; see `pointsman routes set --help`")
 	check("routes set x b --imediate", "unknown flag: --imediate; see `pointsman routes set --help`")
 	check("routes set acme/orders/t1-partition-1 b", "name persistent://acme/orders/t1")
 	check("routes ls --output xml", "write table, json or yaml")

@@ -207,7 +207,7 @@ as the file says already is left alone, so an import may be repeated.
 
 ` + fileHelp + "\n\n" + guardHelp + "\n\n" + exitHelp,
 		Example: `  pointsman routes import routes.txt --dry-run
-  pointsman routes export | ssh backup 'cat > routes.txt'`,
+  pointsman routes import - --prune --why "as on Monday" < routes.txt`,
 		Args: exactly("FILE"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			client, err := c.client()

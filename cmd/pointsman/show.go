@@ -71,6 +71,7 @@ func (c *cli) clustersCommand() *cobra.Command {
 	return group(&cobra.Command{Use: "clusters", Short: "Show the clusters behind a proxy"}, &cobra.Command{
 		Use:     "ls",
 		Short:   "List the clusters that the proxy is configured with, and their health",
+		Long:    "List the clusters that the proxy is configured with, their health, and how many topics have a route of their own to each.",
 		Example: `  pointsman clusters ls`,
 		Args:    exactly(),
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -85,14 +85,19 @@ func TestClustersAreCountedAndProxiesThatDisagreeAreSeen(t *testing.T) {
 	if err != nil || list.Default != "a" || len(list.Clusters) != 3 || list.Clusters[1].Topics != 2 || list.Clusters[0].Topics != 0 {
 		t.Errorf("clusters = %+v, %v", list, err)
 	}
-	r.proxies["p1"].Register(t) // p2 still announces the empty map
-	proxies, err := r.client("p2").Proxies(t.Context())
+	// Both still announce the empty map, and p1 serves the new one.
+	proxies, err := r.client("p1").Proxies(t.Context())
 	if err != nil || proxies.Agree {
 		t.Errorf("proxies = %+v, %v; they disagree", proxies, err)
 	}
+	// Only p2's announcement of itself is late.
+	r.proxies["p1"].Register(t)
 	r.proxies["p2"].Await(t, "both", r.served)
-	r.proxies["p2"].Register(t)
 	if proxies, err = r.client("p2").Proxies(t.Context()); err != nil || !proxies.Agree {
+		t.Errorf("proxies = %+v, %v; they agree", proxies, err)
+	}
+	r.proxies["p2"].Register(t)
+	if proxies, err = r.client("p1").Proxies(t.Context()); err != nil || !proxies.Agree {
 		t.Errorf("proxies = %+v, %v; they agree", proxies, err)
 	}
 }

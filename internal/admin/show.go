@@ -27,7 +27,7 @@ func (s *Server) handleExplain(ctx context.Context, r *http.Request) (any, error
 	x := Explanation{
 		Asked: asked, Topic: t.Full(), Base: t.Base(), Partition: t.Partition(), System: t.System(),
 		Source: sourceName(d.Source), Rule: ruleName(d, table), Cluster: d.Cluster, Epoch: d.Epoch, State: stateName(d.State), SwitchID: d.SwitchID,
-		Proxy: self.ID, Digest: table.Digest(), MapAgeSeconds: s.proxy.MapAge().Seconds(), Disagree: []string{}, Notes: []string{},
+		Proxy: self.ID, Digest: table.Digest(), MapAgeSeconds: s.proxy.MapAge().Round(time.Millisecond).Seconds(), Disagree: []string{}, Notes: []string{},
 	}
 	note := func(format string, args ...any) { x.Notes = append(x.Notes, fmt.Sprintf(format, args...)) }
 
@@ -123,10 +123,38 @@ func (s *Server) handleClusters(context.Context, *http.Request) (any, error) {
 	return list, nil
 }
 
+// Proxies announce a new map a little late, several changes at once: to be asked right after a change must not look like a
+// disagreement, nor like an agreement on the map before.
+const (
+	agreeWait = time.Second
+	agreeStep = 50 * time.Millisecond
+)
+
 func (s *Server) handleProxies(ctx context.Context, _ *http.Request) (any, error) {
+	for deadline := time.Now().Add(agreeWait); ; {
+		list, err := s.proxyList(ctx)
+		if err != nil || list.Agree || time.Now().After(deadline) {
+			return list, err
+		}
+		select {
+		case <-time.After(agreeStep):
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// proxyList is the roster, with the map that this proxy serves now rather than the one that it announced last.
+func (s *Server) proxyList(ctx context.Context) (ProxyList, error) {
 	members, err := s.store.Proxies(ctx)
 	if err != nil {
-		return nil, err
+		return ProxyList{}, err
+	}
+	self := s.proxy.Info()
+	for i := range members {
+		if m := &members[i]; m.ID == self.ID {
+			m.Digest, m.Entries = self.Digest, self.Entries
+		}
 	}
 	slices.SortFunc(members, func(a, b store.Proxy) int { return strings.Compare(a.ID, b.ID) })
 	list := ProxyList{Proxies: members, Agree: true}
@@ -155,7 +183,7 @@ func (s *Server) handleForget(ctx context.Context, r *ForgetRequest) (any, error
 		return nil, err
 	}
 	s.log.Info("proxy forgotten", "proxy", r.ID)
-	return s.handleProxies(ctx, nil)
+	return s.proxyList(ctx)
 }
 
 func (s *Server) handleHistory(ctx context.Context, r *http.Request) (any, error) {
