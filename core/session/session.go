@@ -241,7 +241,7 @@ func (s *Session) fire(now time.Time) {
 		return
 	}
 	if !s.paused && !s.held {
-		if at, dead := s.keepAlive(now, s.heard, &s.pinged, s.send); dead {
+		if at, dead := s.sh.cfg.keepAlive(now, s.heard, &s.pinged, s.send); dead {
 			s.close(now, CauseClientSilent, fmt.Sprintf("silent for %s although asked", now.Sub(s.heard).Round(time.Second)))
 			return
 		} else if at.Before(next) {
@@ -249,7 +249,7 @@ func (s *Session) fire(now time.Time) {
 		}
 	}
 	if s.leg != nil && !s.leg.paused {
-		if at, dead := s.keepAlive(now, s.leg.heard, &s.leg.pinged, s.leg.send); dead {
+		if at, dead := s.sh.cfg.keepAlive(now, s.leg.heard, &s.leg.pinged, s.leg.send); dead {
 			s.close(now, CauseBrokerSilent, fmt.Sprintf("silent for %s although asked", now.Sub(s.leg.heard).Round(time.Second)))
 			return
 		} else if at.Before(next) {
@@ -268,8 +268,8 @@ func (s *Session) fire(now time.Time) {
 }
 
 // keepAlive asks a peer that has been silent for the interval, and tells when it has been for two. at is when to look again.
-func (s *Session) keepAlive(now, heard time.Time, pinged *bool, send func([]byte)) (at time.Time, dead bool) {
-	interval := s.sh.cfg.KeepAlive
+func (c *Config) keepAlive(now, heard time.Time, pinged *bool, send func([]byte)) (at time.Time, dead bool) {
+	interval := c.KeepAlive
 	silent := now.Sub(heard)
 	switch {
 	case silent < interval:

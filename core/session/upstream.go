@@ -240,15 +240,14 @@ func (up *upstream) fire(now time.Time) {
 		up.close()
 		return
 	}
-	silent := now.Sub(up.heard)
-	switch {
-	case up.paused:
-	case silent >= 2*cfg.KeepAlive && up.pinged:
-		up.fail(now, fmt.Sprintf("silent for %s although asked", silent.Round(time.Second)))
-		return
-	case silent >= cfg.KeepAlive && !up.pinged:
-		up.pinged = true
-		up.pool.sh.write(up.conn, pingFrame, false)
+	next := now.Add(cfg.KeepAlive)
+	if !up.paused {
+		at, dead := cfg.keepAlive(now, up.heard, &up.pinged, func(frame []byte) { up.pool.sh.write(up.conn, frame, false) })
+		if dead {
+			up.fail(now, fmt.Sprintf("silent for %s although asked", now.Sub(up.heard).Round(time.Second)))
+			return
+		}
+		next = at
 	}
-	up.pool.sh.timers.set(&up.timer, now.Add(cfg.KeepAlive/2))
+	up.pool.sh.timers.set(&up.timer, next)
 }
