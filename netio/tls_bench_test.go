@@ -172,7 +172,7 @@ func TestTLSIsSealedAndOpenedWithoutAllocation(t *testing.T) {
 			}
 		}
 		turn()
-		if allocs := testing.AllocsPerRun(200, turn); allocs != 0 {
+		if allocs := testing.AllocsPerRun(200, turn); allocs != 0 && !poolsForget() {
 			t.Errorf("%v allocations for views of %d bytes", allocs, size)
 		}
 	}
@@ -180,6 +180,18 @@ func TestTLSIsSealedAndOpenedWithoutAllocation(t *testing.T) {
 	if mem.Load() != 0 {
 		t.Errorf("%d bytes are still counted", mem.Load())
 	}
+}
+
+// poolsForget tells that sync.Pool, from which crypto/tls takes its buffers, loses things at random: under the race detector.
+func poolsForget() bool {
+	var p sync.Pool
+	for range 1000 {
+		p.Put(new(int))
+		if p.Get() == nil {
+			return true
+		}
+	}
+	return false
 }
 
 // The promise: 25 KiB for an idle TLS connection. Both sides are measured: clients and servers are in a child process, and each
