@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"context"
-	"flag"
 	"fmt"
 	"io"
 	"log/slog"
@@ -26,29 +25,11 @@ import (
 	"pointsman/internal/admin"
 	"pointsman/internal/admin/admintest"
 	"pointsman/internal/config"
+	"pointsman/internal/golden"
 	"pointsman/store"
 )
 
-var rewrite = flag.Bool("rewrite", false, "write the golden files anew")
-
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
-
-func golden(t *testing.T, name, got string) {
-	t.Helper()
-	path := filepath.Join("testdata", name)
-	if *rewrite {
-		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got != string(want) {
-		t.Errorf("%s differs; got:\n%s\nwant:\n%s", path, got, want)
-	}
-}
 
 // shell runs command lines against two proxies.
 type shell struct {
@@ -203,10 +184,10 @@ func session(t *testing.T, output string) string {
 	return b.String()
 }
 
-func TestTheTablesReadAsDocumented(t *testing.T) { golden(t, "session.txt", session(t, "")) }
+func TestTheTablesReadAsDocumented(t *testing.T) { golden.File(t, "session.txt", session(t, "")) }
 
 func TestTheJSONIsAsDocumented(t *testing.T) {
-	golden(t, "session.json.txt", session(t, "--output json"))
+	golden.File(t, "session.json.txt", session(t, "--output json"))
 }
 
 func TestYAMLSaysTheSameAsJSON(t *testing.T) {
@@ -233,7 +214,7 @@ func TestTheHelpOfEveryCommand(t *testing.T) {
 		}
 	}
 	walk((&cli{stdout: io.Discard, stderr: io.Discard}).root())
-	golden(t, "help.txt", b.String())
+	golden.File(t, "help.txt", b.String())
 }
 
 func TestWrongUsageIsExitCode2AndSaysWhereToLook(t *testing.T) {

@@ -13,6 +13,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"pointsman/internal/golden"
 )
 
 // docsPath is the reference of the control API. Its lists of codes and types are written from the source, so neither can have
@@ -20,10 +22,6 @@ import (
 const docsPath = "../../docs/cli.md"
 
 func TestTheReferenceListsExactlyTheCodesAndTypesThereAre(t *testing.T) {
-	text, err := os.ReadFile(docsPath)
-	if err != nil {
-		t.Fatal(err)
-	}
 	fset := token.NewFileSet()
 	var codes, types strings.Builder
 	codes.WriteString("| code | HTTP status: meaning |\n|---|---|\n")
@@ -55,14 +53,7 @@ func TestTheReferenceListsExactlyTheCodesAndTypesThereAre(t *testing.T) {
 			}
 		}
 	}
-	want := section(t, section(t, string(text), "codes", codes.String()), "types", types.String())
-	if *rewrite {
-		if err := os.WriteFile(docsPath, []byte(want), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	} else if want != string(text) {
-		t.Errorf("%s does not list the types as they are; run go test ./internal/admin -rewrite", docsPath)
-	}
+	golden.Sections(t, docsPath, map[string]string{"codes": codes.String(), "types": types.String()})
 }
 
 // wanted are the types of other packages that the API embeds.
@@ -97,18 +88,6 @@ func writeType(t *testing.T, b *strings.Builder, fset *token.FileSet, name, doc 
 // comment is a comment group in one line of a table.
 func comment(c *ast.CommentGroup) string {
 	return strings.ReplaceAll(strings.Join(strings.Fields(c.Text()), " "), "|", `\|`)
-}
-
-// section replaces what is between the two comments called name.
-func section(t *testing.T, text, name, with string) string {
-	t.Helper()
-	begin := strings.Index(text, "<!-- "+name+":")
-	end := strings.Index(text, "<!-- /"+name+" -->")
-	if begin < 0 || end < begin {
-		t.Fatalf("no section %s", name)
-	}
-	begin += strings.Index(text[begin:], "-->\n") + len("-->\n")
-	return text[:begin] + with + text[end:]
 }
 
 // Each path in the reference is answered, and each path that is answered is in the reference.

@@ -16,6 +16,7 @@ import (
 
 	"pointsman/internal/admin"
 	"pointsman/internal/admin/admintest"
+	"pointsman/internal/golden"
 )
 
 // indented is an answer as a script sees it.
@@ -61,7 +62,7 @@ func TestExplainTellsWhoDecidedWhereItIsAndWhoDisagrees(t *testing.T) {
 	explain("a cluster that this proxy does not know", topic2)
 	r.proxies["p1"].Do(func(f *admintest.Fields) { f.Default = "" })
 	explain("mapped by nothing", "persistent://other/ns/t")
-	golden(t, "explain.txt", out.String())
+	golden.File(t, "explain.txt", out.String())
 
 	// A proxy that is behind is named, and so is an own map that is behind the store.
 	r.set(topic3, "b")

@@ -3,12 +3,9 @@ package admin_test
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"net/http"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -20,8 +17,6 @@ import (
 	"pointsman/internal/admin/admintest"
 	"pointsman/store"
 )
-
-var rewrite = flag.Bool("rewrite", false, "write the golden files anew")
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
@@ -158,23 +153,6 @@ func refusal(t testing.TB, err error) string {
 		fmt.Fprintf(&b, "  remedy: %s\n", e.Remedy)
 	}
 	return b.String()
-}
-
-func golden(t *testing.T, name, got string) {
-	t.Helper()
-	path := filepath.Join("testdata", name)
-	if *rewrite {
-		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got != string(want) {
-		t.Errorf("%s differs; got:\n%s\nwant:\n%s", path, got, want)
-	}
 }
 
 // do sends a raw request to p1.

@@ -15,6 +15,7 @@ import (
 	"pointsman/core/route"
 	"pointsman/internal/admin"
 	"pointsman/internal/admin/admintest"
+	"pointsman/internal/golden"
 	"pointsman/store"
 )
 
@@ -204,7 +205,7 @@ func TestEveryRefusalSaysWhyAndWhatToDo(t *testing.T) {
 	r.stores["p1"].SetFaults(store.Faults{Err: store.ErrUnavailable})
 	set("the map store is away (ZK-01)", topic1, "b", admin.ChangeOptions{})
 	sw("a switch while the map store is away (ZK-01)", admin.SwitchRequest{Topics: []string{topic1}, To: "c"})
-	golden(t, "refusals.txt", out.String())
+	golden.File(t, "refusals.txt", out.String())
 }
 
 func TestOnlyTheClientsThatAChangeMovesAreInItsWay(t *testing.T) {

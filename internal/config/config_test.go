@@ -2,7 +2,6 @@ package config
 
 import (
 	"errors"
-	"flag"
 	"maps"
 	"os"
 	"path/filepath"
@@ -13,9 +12,9 @@ import (
 	"time"
 
 	"pgregory.net/rapid"
-)
 
-var rewrite = flag.Bool("rewrite", false, "write the golden files and the tables of docs/configuration.md anew")
+	"pointsman/internal/golden"
+)
 
 const minimal = "clusters: { a: { service_url: \"pulsar://h:6650\" } }\ndefault_cluster: a\n"
 
@@ -46,23 +45,6 @@ func faultsOf(t *testing.T, text string, env, set []string) string {
 		t.Fatalf("error is a %T, want Faults", err)
 	}
 	return strings.ReplaceAll(err.Error(), path, "pointsman.yaml")
-}
-
-func golden(t *testing.T, name, got string) {
-	t.Helper()
-	path := filepath.Join("testdata", name)
-	if *rewrite {
-		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got != string(want) {
-		t.Errorf("%s differs; got:\n%s\nwant:\n%s", path, got, want)
-	}
 }
 
 // sample is the file of the design: it must load as it stands.
@@ -169,7 +151,7 @@ tag_key_file: /nonexistent/key
 `
 	env := []string{"POINTSMAN_LIMITS_CONNECTION=5", "POINTSMAN_EVICTION_RATE=fast", "POINTSMAN_PORT_6650_TCP_ADDR=10.0.0.1", "POINTSMAN_OPS_SERVICE_HOST=10.0.0.1", "POINTSMAN_SERVICE_PORT_PULSAR=6650"}
 	set := []string{"limits.frames=1MiB", "loops", "clusters.z.service_url=pulsar://h:1"}
-	golden(t, "faults.txt", faultsOf(t, text, env, set)+"\n")
+	golden.File(t, "faults.txt", faultsOf(t, text, env, set)+"\n")
 }
 
 func TestSingleFaultsNameKeyValueAndRemedy(t *testing.T) {
@@ -237,7 +219,7 @@ func TestAdvertisedAddressesAreDerivedFromTheListener(t *testing.T) {
 func TestTheDefaultsAreAFileThatLoadsToTheDefaults(t *testing.T) {
 	var b strings.Builder
 	WriteDefaults(&b)
-	golden(t, "defaults.yaml", b.String())
+	golden.File(t, "defaults.yaml", b.String())
 	c, _, err := load(t, strings.Replace(b.String(), "clusters: {}", "clusters: { a: { service_url: \"pulsar://h:6650\" } }", 1), nil, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -303,11 +285,6 @@ func FuzzLoad(f *testing.F) {
 
 // The reference in docs/configuration.md is written from the struct, so neither can have a key that the other lacks.
 func TestTheReferenceListsExactlyTheKeysThereAre(t *testing.T) {
-	const path = "../../docs/configuration.md"
-	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
 	cell := strings.NewReplacer("|", `\|`, "\n", " ")
 	var keys, theirs strings.Builder
 	keys.WriteString("| key | type | default | meaning |\n|---|---|---|---|\n")
@@ -318,26 +295,7 @@ func TestTheReferenceListsExactlyTheKeysThereAre(t *testing.T) {
 	for _, key := range slices.Sorted(maps.Keys(official)) {
 		theirs.WriteString("| `" + key + "` | " + official[key] + " |\n")
 	}
-	want := section(t, section(t, string(text), "keys", keys.String()), "official", theirs.String())
-	if *rewrite {
-		if err := os.WriteFile(path, []byte(want), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	} else if want != string(text) {
-		t.Errorf("%s does not list the keys as they are; run go test ./internal/config -rewrite", path)
-	}
-}
-
-// section replaces what is between the two comments called name.
-func section(t *testing.T, text, name, with string) string {
-	t.Helper()
-	begin := strings.Index(text, "<!-- "+name+":")
-	end := strings.Index(text, "<!-- /"+name+" -->")
-	if begin < 0 || end < begin {
-		t.Fatalf("no section %s", name)
-	}
-	begin += strings.Index(text[begin:], "-->\n") + len("-->\n")
-	return text[:begin] + with + text[end:]
+	golden.Sections(t, "../../docs/configuration.md", map[string]string{"keys": keys.String(), "official": theirs.String()})
 }
 
 // Every key that the translation table points to must exist.

@@ -55,6 +55,7 @@ var outside = map[string]string{
 	"pointsman/internal/testkit":      "tests and the demo only",
 	"pointsman/internal/zktest":       "tests only",
 	"pointsman/internal/tlstest":      "tests only",
+	"pointsman/internal/golden":       "tests only",
 	"testing":                         "tests only",
 	"pointsman/bench":                 "measures the product from outside",
 	"github.com/HdrHistogram":         "benchmarks only",
