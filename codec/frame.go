@@ -70,6 +70,12 @@ func ParseHead(src []byte, maxFrame int) (h Head, ok bool, err error) {
 		if n, k := consumeSize(src[subStart:]); k > 0 && subStart+k+n == h.CmdEnd {
 			return h, true, nil
 		}
+	} else if len(src) > subStart+1 && src[8] == 0x08 && src[9] < 0x80 && src[10] == src[9]<<3|2|0x80 && src[11] == src[9]>>4 {
+		// Those below 128 have one of two bytes: lookups and their like.
+		h.Type = Type(src[9])
+		if n, k := consumeSize(src[subStart+1:]); k > 0 && subStart+1+k+n == h.CmdEnd {
+			return h, true, nil
+		}
 	}
 	return parseType(src, h)
 }
