@@ -1,6 +1,10 @@
 package session
 
-import "sync/atomic"
+import (
+	"sync/atomic"
+
+	"pointsman/codec"
+)
 
 // Counters are one shard's numbers. The shard adds, anybody may read. Every series exists from the start at zero.
 type Counters struct {
@@ -53,6 +57,20 @@ const RequestKinds = int(requestKinds)
 var requestNames = [requestKinds]string{"lookup", "partitions_metadata", "get_topics_of_namespace", "get_schema"}
 
 func (k RequestKind) String() string { return requestNames[k] }
+
+// types are the commands that ask and answer it.
+func (k RequestKind) types() (question, response codec.Type) {
+	switch k {
+	case RequestLookup:
+		return codec.TypeLookup, codec.TypeLookupResponse
+	case RequestPartitions:
+		return codec.TypePartitionedMetadata, codec.TypePartitionedMetadataResp
+	case RequestTopics:
+		return codec.TypeGetTopicsOfNamespace, codec.TypeGetTopicsOfNamespaceResp
+	default:
+		return codec.TypeGetSchema, codec.TypeGetSchemaResponse
+	}
+}
 
 func newCounters(clusters []string) *Counters {
 	c := &Counters{Clusters: make(map[string]*ClusterCounters, len(clusters))}

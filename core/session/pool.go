@@ -1,8 +1,9 @@
 package session
 
 import (
+	"bytes"
 	"fmt"
-	"strconv"
+	"hash/maphash"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -17,19 +18,35 @@ import (
 type pool struct {
 	sh         *Shard
 	identities map[string]*identity
+	lastIdent  uint64
 	upstreams  map[upstreamKey]*upstream
-	questions  map[string]*question
-	asking     map[string]int // questions under way per cluster
 	failing    map[brokerKey]time.Time
 	turn       int
 	own        *identity // for the proxy's own questions
+
+	questions map[uint64]*question // under way, by hash; those of one hash are chained
+	seed      maphash.Seed
+	first     *question // under way, the oldest first, which is the order of their deadlines
+	last      *question
+	expiry    timer // set for the deadline of the first one or before while there is one
+	spare     []*question
+	loads     map[string]*clusterLoad
+	owners    map[ownerKey]*owner // as ownersOf has them
+	ownersOf  *cluster.Set
+	response  codec.Response // that is being handled
+}
+
+// clusterLoad is what is counted of the questions to one cluster.
+type clusterLoad struct {
+	underWay int
+	counters *ClusterCounters
 }
 
 type brokerKey struct{ cluster, broker string }
 
 type upstreamKey struct {
 	brokerKey
-	identity string
+	identity *identity
 }
 
 // failingFor is how long a broker that could not be reached is avoided.
@@ -42,8 +59,11 @@ func (p *pool) init(sh *Shard) {
 	p.sh = sh
 	p.identities = make(map[string]*identity)
 	p.upstreams = make(map[upstreamKey]*upstream)
-	p.questions = make(map[string]*question)
-	p.asking = make(map[string]int)
+	p.questions = make(map[uint64]*question)
+	p.seed = maphash.MakeSeed()
+	p.expiry.owner = p
+	p.loads = make(map[string]*clusterLoad)
+	p.owners = make(map[ownerKey]*owner)
 	p.failing = make(map[brokerKey]time.Time)
 	version := int32(codec.ProtocolVersion)
 	p.own = p.identityOf(&pulsarpb.CommandConnect{ClientVersion: &sh.cfg.ServerVersion, ProtocolVersion: &version, FeatureFlags: &pulsarpb.FeatureFlags{
@@ -51,9 +71,11 @@ func (p *pool) init(sh *Shard) {
 	}})
 }
 
-// identity is what a broker may answer differently by: credentials, protocol version and features of the client.
+// identity is what a broker may answer differently by: credentials, protocol version and features of the client. There is one
+// of a kind, as long as a session, a question or a lookup connection holds it.
 type identity struct {
 	key     string
+	number  uint64
 	refs    int
 	connect []byte // the CONNECT frame of its lookup connections
 }
@@ -70,7 +92,8 @@ func (p *pool) identityOf(c *pulsarpb.CommandConnect) *identity {
 	frame := codec.AppendCommand(nil, command(codec.TypeConnect, &pulsarpb.BaseCommand{Connect: mine}))
 	id := p.identities[string(frame)]
 	if id == nil {
-		id = &identity{key: string(frame), connect: frame}
+		p.lastIdent++
+		id = &identity{key: string(frame), number: p.lastIdent, connect: frame}
 		p.identities[id.key] = id
 	}
 	id.refs++
@@ -94,6 +117,9 @@ type Answer struct {
 	Connected *pulsarpb.CommandConnected // what the broker that answered had said of itself
 	Broker    string                     // LOOKUP: logical address of the owner
 	Tagged    string                     // LOOKUP: the same, as told to clients
+
+	plain *codec.Response // the broker's response instead of Command, valid while the answer is told
+	owner []byte          // plain LOOKUP: the fields that tell clients the owner
 }
 
 // notRefused marks a failure that a broker reported.
@@ -116,19 +142,28 @@ type waiter struct {
 	tell func(Answer)
 }
 
-// question is one request under way towards a cluster.
+// question is one request under way towards a cluster. Made by pool.take, and given back once it is answered.
 type question struct {
-	pool    *pool
-	kind    RequestKind
-	cluster string
-	topic   string // or namespace
-	ident   *identity
-	cmd     *pulsarpb.BaseCommand
-	key     string
-	waiters []waiter
+	pool     *pool
+	kind     RequestKind
+	cluster  string
+	topic    string // or namespace
+	ident    *identity
+	cmd      *pulsarpb.BaseCommand // nil while fields are enough to ask
+	fields   []byte                // what is asked: of the command all fields but the request id, or with decoded all of cmd
+	split    int                   // place of the request id in fields
+	decoded  bool                  // cmd was there from the beginning
+	listener bool                  // an advertised listener is named
+	waiters  []waiter
+	told     bool // one of them wants the answer decoded
+
+	hash         uint64
+	chain        *question // the next one of the same hash
+	older, newer *question
+	load         *clusterLoad
 
 	deadline time.Time
-	timer    timer
+	timer    timer  // for another try
 	broker   string // to be asked next; "" = any
 	hops     int    // redirects followed
 	tries    int
@@ -154,43 +189,163 @@ func (sh *Shard) Ask(now time.Time, kind RequestKind, clusterName, topic string,
 	default:
 		panic("session: Ask is for lookups and partition counts, not " + kind.String())
 	}
-	sh.pool.ask(now, &question{kind: kind, cluster: clusterName, topic: topic, ident: sh.pool.own, cmd: cmd}, waiter{tell: tell})
+	q := sh.pool.take(sh.pool.own)
+	q.kind, q.cluster, q.topic, q.cmd = kind, clusterName, topic, cmd
+	sh.pool.ask(now, q, waiter{tell: tell})
 }
 
+// maxSpare bounds the questions that are kept for use again, and maxSpareFields and maxSpareWaiters what each of them may hold.
+const (
+	maxSpare        = 1024
+	maxSpareFields  = 512
+	maxSpareWaiters = 16
+)
+
+// take makes a question for ident.
+func (p *pool) take(ident *identity) *question {
+	var q *question
+	if n := len(p.spare); n > 0 {
+		q, p.spare[n-1] = p.spare[n-1], nil
+		p.spare = p.spare[:n-1]
+	} else {
+		q = &question{pool: p}
+		q.timer.owner = q
+	}
+	q.ident = ident
+	ident.refs++
+	return q
+}
+
+// give takes back a question that nothing refers to.
+func (p *pool) give(q *question) {
+	p.releaseIdentity(q.ident)
+	if len(p.spare) == maxSpare || cap(q.fields) > maxSpareFields || cap(q.waiters) > maxSpareWaiters {
+		return
+	}
+	clear(q.waiters)
+	*q = question{pool: p, fields: q.fields[:0], waiters: q.waiters[:0], timer: timer{owner: q}}
+	p.spare = append(p.spare, q)
+}
+
+// ask takes q over.
 func (p *pool) ask(now time.Time, q *question, w waiter) {
-	q.pool = p
 	c, ok := p.sh.cfg.Clusters().Get(q.cluster)
 	if !ok {
-		p.tell(now, q, w, failure(RefusedUnknownCluster, codec.ErrorMetadata,
+		p.refuse(now, q, w, failure(RefusedUnknownCluster, codec.ErrorMetadata,
 			fmt.Sprintf("%s is mapped to cluster %q, which this proxy does not know: configure it under clusters", q.topic, q.cluster)))
 		return
 	}
-	if q.kind == RequestLookup && q.cmd.LookupTopic.AdvertisedListenerName == nil && c.ListenerName() != "" {
-		q.cmd.LookupTopic.AdvertisedListenerName = proto.String(c.ListenerName())
+	q.complete(c)
+	q.hash = maphash.Bytes(p.seed, q.fields) ^ q.ident.number*0x9e3779b97f4a7c15
+	for same := p.questions[q.hash]; same != nil; same = same.chain {
+		if same.equal(q) {
+			p.sh.counters.Coalesced.Add(1)
+			same.waiters = append(same.waiters, w)
+			same.told = same.told || w.tell != nil
+			p.give(q)
+			return
+		}
 	}
-	setRequestID(q.cmd, 0)
-	key, err := proto.MarshalOptions{Deterministic: true, AllowPartial: true}.Marshal(q.cmd)
-	if err != nil {
-		panic("session: a parsed command that cannot be marshalled: " + err.Error())
+	q.load = p.loads[q.cluster]
+	if q.load == nil {
+		q.load = &clusterLoad{counters: p.sh.counters.cluster(q.cluster)}
+		p.loads[q.cluster] = q.load
 	}
-	q.key = strconv.Itoa(int(q.kind)) + "|" + q.cluster + "|" + q.ident.key + "|" + string(key)
-	if same := p.questions[q.key]; same != nil {
-		p.sh.counters.Coalesced.Add(1)
-		same.waiters = append(same.waiters, w)
-		return
-	}
-	if p.asking[q.cluster] >= p.sh.cfg.LookupsPerCluster {
+	if q.load.underWay >= p.sh.cfg.LookupsPerCluster {
 		p.sh.counters.Throttled[q.kind].Add(1)
-		p.tell(now, q, w, failure(RefusedThrottled, codec.ErrorTooManyRequests,
+		p.refuse(now, q, w, failure(RefusedThrottled, codec.ErrorTooManyRequests,
 			fmt.Sprintf("%d requests to cluster %q are under way, the limit (limits.lookups_per_cluster)", p.sh.cfg.LookupsPerCluster, q.cluster)))
 		return
 	}
 	q.waiters = append(q.waiters, w)
+	q.told = w.tell != nil
 	q.deadline = now.Add(p.sh.cfg.LookupTimeout)
-	q.timer.owner = q
-	p.questions[q.key] = q
-	p.asking[q.cluster]++
+	p.enter(q)
 	p.dispatch(now, q)
+}
+
+// complete adds what the cluster wants to be asked with, and makes fields that tell q from any other question.
+func (q *question) complete(c *cluster.Cluster) {
+	name := c.ListenerName()
+	if q.cmd == nil {
+		if q.kind == RequestLookup && !q.listener && name != "" {
+			q.fields = codec.AppendListenerName(q.fields, name)
+		}
+		return
+	}
+	if q.kind == RequestLookup && q.cmd.LookupTopic.AdvertisedListenerName == nil && name != "" {
+		q.cmd.LookupTopic.AdvertisedListenerName = &name
+	}
+	setRequestID(q.cmd, 0)
+	var err error
+	if q.fields, err = (proto.MarshalOptions{Deterministic: true, AllowPartial: true}).MarshalAppend(q.fields, q.cmd); err != nil {
+		panic("session: a parsed command that cannot be marshalled: " + err.Error())
+	}
+	q.decoded = true
+}
+
+// equal tells whether the answer to q is that to o as well.
+func (q *question) equal(o *question) bool {
+	return q.kind == o.kind && q.ident == o.ident && q.decoded == o.decoded && q.split == o.split && q.cluster == o.cluster && bytes.Equal(q.fields, o.fields)
+}
+
+// enter notes that q is under way.
+func (p *pool) enter(q *question) {
+	q.load.underWay++
+	q.chain = p.questions[q.hash]
+	p.questions[q.hash] = q
+	q.older = p.last
+	if p.last != nil {
+		p.last.newer = q
+	} else {
+		p.first = q
+	}
+	p.last = q
+	if p.expiry.pos == 0 {
+		p.sh.timers.set(&p.expiry, q.deadline)
+	}
+}
+
+// leave is the opposite of enter.
+func (p *pool) leave(q *question) {
+	q.load.underWay--
+	switch head := p.questions[q.hash]; {
+	case head == q && q.chain == nil:
+		delete(p.questions, q.hash)
+	case head == q:
+		p.questions[q.hash] = q.chain
+	default:
+		for head.chain != q {
+			head = head.chain
+		}
+		head.chain = q.chain
+	}
+	if q.older != nil {
+		q.older.newer = q.newer
+	} else {
+		p.first = q.newer
+	}
+	if q.newer != nil {
+		q.newer.older = q.older
+	} else {
+		p.last = q.older
+	}
+}
+
+// fire gives up the oldest question when its time is over, one at a call.
+func (p *pool) fire(now time.Time) {
+	if q := p.first; q != nil && !now.Before(q.deadline) {
+		q.giveUp(now)
+	}
+	if p.first != nil {
+		p.sh.timers.set(&p.expiry, p.first.deadline)
+	}
+}
+
+// refuse answers q, which is not under way.
+func (p *pool) refuse(now time.Time, q *question, w waiter, a Answer) {
+	p.tell(now, q, w, a)
+	p.give(q)
 }
 
 func (p *pool) tell(now time.Time, q *question, w waiter, a Answer) {
@@ -201,24 +356,20 @@ func (p *pool) tell(now time.Time, q *question, w waiter, a Answer) {
 	w.tell(a)
 }
 
-// finish answers everybody who waits for q.
+// finish answers everybody who waits for q, which ends with that.
 func (p *pool) finish(now time.Time, q *question, a Answer) {
-	cc := p.sh.counters.cluster(q.cluster)
 	if a.failed {
-		cc.LookupFailures.Add(1)
+		q.load.counters.LookupFailures.Add(1)
 	} else {
-		cc.Lookups.Add(1)
+		q.load.counters.Lookups.Add(1)
 	}
 	q.leaveUpstream()
 	p.sh.timers.stop(&q.timer)
-	delete(p.questions, q.key)
-	if p.asking[q.cluster]--; p.asking[q.cluster] == 0 {
-		delete(p.asking, q.cluster)
-	}
+	p.leave(q)
 	for _, w := range q.waiters {
 		p.tell(now, q, w, a)
 	}
-	q.waiters = nil
+	p.give(q)
 }
 
 // dispatch sends q to the broker it is meant for, or to any that is not known to fail.
@@ -236,7 +387,6 @@ func (p *pool) dispatch(now time.Time, q *question) {
 		q.retry(now, fmt.Sprintf("no broker of cluster %q is known", q.cluster))
 		return
 	}
-	p.sh.timers.set(&q.timer, q.deadline)
 	p.upstream(now, c, broker, q.ident).ask(now, q)
 }
 
@@ -257,6 +407,9 @@ func (p *pool) pick(now time.Time, c *cluster.Cluster) string {
 }
 
 func (p *pool) isFailing(now time.Time, clusterName, broker string) bool {
+	if len(p.failing) == 0 {
+		return false
+	}
 	until, ok := p.failing[brokerKey{clusterName, broker}]
 	return ok && now.Before(until)
 }
@@ -279,11 +432,7 @@ func (q *question) retry(now time.Time, trouble string) {
 	q.broker, q.hops = "", 0
 	wait := min(50*time.Millisecond<<min(q.tries, 5), time.Second)
 	q.tries++
-	at := now.Add(wait)
-	if at.After(q.deadline) {
-		at = q.deadline
-	}
-	q.pool.sh.timers.set(&q.timer, at)
+	q.pool.sh.timers.set(&q.timer, now.Add(wait))
 }
 
 // fire asks again, or gives up.
@@ -292,6 +441,10 @@ func (q *question) fire(now time.Time) {
 		q.pool.dispatch(now, q)
 		return
 	}
+	q.giveUp(now)
+}
+
+func (q *question) giveUp(now time.Time) {
 	trouble := q.trouble
 	if q.up != nil {
 		trouble = fmt.Sprintf("broker %s does not answer", q.up.key.broker)
@@ -369,6 +522,7 @@ func (q *question) handleLookupResponse(now time.Time, up *upstream, r *pulsarpb
 			return
 		}
 		q.broker = broker
+		q.decode()
 		q.cmd.LookupTopic.Authoritative = proto.Bool(r.GetAuthoritative())
 		p.dispatch(now, q)
 		return
@@ -379,6 +533,78 @@ func (q *question) handleLookupResponse(now time.Time, up *upstream, r *pulsarpb
 	}
 	a.Broker, a.Tagged = broker, set.Tag(q.cluster, broker)
 	p.finish(now, q, a)
+}
+
+// handlePlain takes a broker's answer that needs no decoder; false when it needs one.
+func (q *question) handlePlain(now time.Time, r *codec.Response) bool {
+	if _, t := q.kind.types(); q.told || r.Type != t {
+		return false
+	}
+	a := Answer{plain: r}
+	if q.kind == RequestLookup {
+		o := q.pool.owner(q.cluster, r)
+		if o == nil || q.pool.isFailing(now, q.cluster, o.broker) {
+			return false
+		}
+		a.owner = o.fields
+	}
+	q.pool.finish(now, q, a)
+	return true
+}
+
+// owner is a broker that answers to LOOKUPs name, and the fields of a LOOKUP_RESPONSE that tell it to clients.
+type owner struct {
+	broker string
+	fields []byte
+}
+
+type ownerKey struct{ cluster, url string }
+
+// maxOwners bounds the owners that are kept; their URLs come from brokers.
+const maxOwners = 4096
+
+// owner finds the owner that a broker of the cluster names; nil when it may not be told as it is.
+func (p *pool) owner(clusterName string, r *codec.Response) *owner {
+	set := p.sh.cfg.Clusters()
+	if set != p.ownersOf {
+		clear(p.owners)
+		p.ownersOf = set
+	}
+	c, ok := set.Get(clusterName)
+	if !ok {
+		return nil
+	}
+	url := r.URL
+	if c.TLS() {
+		url = r.URLTLS
+	}
+	if o := p.owners[ownerKey{clusterName, string(url)}]; o != nil {
+		return o
+	}
+	broker, _, err := cluster.ParseBrokerURL(string(url))
+	if err != nil || !c.Knows(broker) && knownElsewhere(set, broker) != "" {
+		return nil
+	}
+	if len(p.owners) >= maxOwners {
+		clear(p.owners)
+	}
+	plain, tls := taggedURLs(set.Tag(clusterName, broker))
+	o := &owner{broker: broker, fields: codec.AppendOwnerFields(nil, plain, tls)}
+	p.owners[ownerKey{clusterName, string(url)}] = o
+	return o
+}
+
+// decode makes the command that fields are those of.
+func (q *question) decode() {
+	if q.cmd != nil {
+		return
+	}
+	t, _ := q.kind.types()
+	l := new(pulsarpb.CommandLookupTopic)
+	if err := (proto.UnmarshalOptions{AllowPartial: true}).Unmarshal(q.fields, l); err != nil || q.kind != RequestLookup {
+		panic(fmt.Sprintf("session: a %s that was read without the decoder cannot be decoded: %v", t, err))
+	}
+	q.cmd = command(t, &pulsarpb.BaseCommand{LookupTopic: l})
 }
 
 func noLongerConfigured(name string) Answer {

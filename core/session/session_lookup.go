@@ -13,6 +13,10 @@ import (
 func (s *Session) handleRequest(now time.Time, frame []byte, h codec.Head) {
 	switch h.Type {
 	case codec.TypeLookup, codec.TypePartitionedMetadata, codec.TypeGetTopicsOfNamespace, codec.TypeGetSchema:
+		if m, ok := codec.ParseQuestion(frame, h); ok {
+			s.handlePlainQuestion(now, h.Type, &m)
+			return
+		}
 		var cmd pulsarpb.BaseCommand
 		if err := codec.Parse(&cmd, frame, h); err != nil {
 			s.closeMalformed(now, err)
@@ -55,11 +59,23 @@ func (c *Config) cost(kind RequestKind) int {
 	return 1
 }
 
-// handleQuestion asks the mapped cluster what the client asks.
+// handlePlainQuestion takes a question that needs no decoder.
+func (s *Session) handlePlainQuestion(now time.Time, t codec.Type, m *codec.Question) {
+	q := s.sh.pool.take(s.ident)
+	if q.kind = RequestLookup; t == codec.TypePartitionedMetadata {
+		q.kind = RequestPartitions
+	}
+	q.topic = string(m.Topic)
+	q.fields = append(append(q.fields, m.Before...), m.After...)
+	q.split, q.listener = len(m.Before), m.Listener
+	s.ask(now, q, m.ID)
+}
+
+// handleQuestion takes any other one.
 func (s *Session) handleQuestion(now time.Time, cmd *pulsarpb.BaseCommand) {
-	q := &question{ident: s.ident, cmd: cmd}
+	q := s.sh.pool.take(s.ident)
+	q.cmd = cmd
 	var req uint64
-	var err error
 	switch codec.Type(cmd.GetType()) {
 	case codec.TypeLookup:
 		m := cmd.LookupTopic
@@ -77,8 +93,13 @@ func (s *Session) handleQuestion(now time.Time, cmd *pulsarpb.BaseCommand) {
 	default:
 		q.kind, q.topic, req = RequestTopics, cmd.GetGetTopicsOfNamespace().GetNamespace(), cmd.GetGetTopicsOfNamespace().GetRequestId()
 	}
-	s.sh.counters.Requests[q.kind].Add(1)
+	s.ask(now, q, req)
+}
 
+// ask asks the mapped cluster what the client asks.
+func (s *Session) ask(now time.Time, q *question, req uint64) {
+	s.sh.counters.Requests[q.kind].Add(1)
+	var err error
 	var d route.Decision
 	table := s.sh.cfg.Table()
 	if q.kind == RequestTopics {
@@ -96,9 +117,9 @@ func (s *Session) handleQuestion(now time.Time, cmd *pulsarpb.BaseCommand) {
 	w := waiter{s: s, req: req}
 	switch {
 	case err != nil:
-		s.answer(now, q, w, failure(RefusedTopicName, codec.ErrorInvalidTopicName, err.Error()))
+		s.sh.pool.refuse(now, q, w, failure(RefusedTopicName, codec.ErrorInvalidTopicName, err.Error()))
 	case undecidedText(d, q.topic) != "":
-		s.answer(now, q, w, failure(RefusedUnmapped, codec.ErrorMetadata, undecidedText(d, q.topic)))
+		s.sh.pool.refuse(now, q, w, failure(RefusedUnmapped, codec.ErrorMetadata, undecidedText(d, q.topic)))
 	default:
 		q.cluster = d.Cluster
 		s.sh.pool.ask(now, q, w)
@@ -125,18 +146,37 @@ func (s *Session) answer(now time.Time, q *question, w waiter, a Answer) {
 		return
 	}
 	s.inflight -= s.sh.cfg.cost(q.kind)
-	if a.Failed() {
+	switch {
+	case a.Failed():
 		if a.Refusal != notRefused {
 			s.noteRefusal(a.Refusal, q.topic, a.Text)
 			a.Text = s.say(a.Text)
 		}
 		s.sendCommand(failedResponse(q.kind, w.req, a.Code, a.Text))
-	} else {
+	case a.plain != nil:
+		s.send(s.sh.plainResponse(w.req, &a))
+	default:
 		s.sendCommand(s.sh.response(q, w.req, a))
 	}
 	if s.held && s.inflight <= s.sh.cfg.LookupsPerConnection/2 {
 		s.release(now)
 	}
+}
+
+// plainResponse is response for an answer that needed no decoder.
+func (sh *Shard) plainResponse(req uint64, a *Answer) []byte {
+	start := len(sh.scratch)
+	if a.owner != nil {
+		sh.scratch = a.plain.AppendOwner(sh.scratch, req, a.owner)
+	} else {
+		sh.scratch = a.plain.Append(sh.scratch, req)
+	}
+	return sh.scratch[start:]
+}
+
+// taggedURLs are the broker URLs that clients are told: of both they take the one whose scheme they speak.
+func taggedURLs(tagged string) (plain, tls string) {
+	return "pulsar://" + tagged, "pulsar+ssl://" + tagged
 }
 
 // response is the cluster's answer under the client's request id, every field that we do not know included.
@@ -145,9 +185,8 @@ func (sh *Shard) response(q *question, req uint64, a Answer) *pulsarpb.BaseComma
 	switch q.kind {
 	case RequestLookup:
 		r := cmd.LookupTopicResponse
-		tagged := a.Tagged
 		yes := true
-		plain, tls := "pulsar://"+tagged, "pulsar+ssl://"+tagged
+		plain, tls := taggedURLs(a.Tagged)
 		r.BrokerServiceUrl, r.BrokerServiceUrlTls = &plain, &tls
 		r.ProxyThroughServiceUrl, r.Authoritative, r.RequestId = &yes, &yes, &req
 	case RequestPartitions:

@@ -110,12 +110,20 @@ func (sh *Shard) ResetOps() {
 func (sh *Shard) encode(cmd *pulsarpb.BaseCommand) []byte {
 	start := len(sh.scratch)
 	sh.scratch = codec.AppendCommand(sh.scratch, cmd)
-	return sh.scratch[start:len(sh.scratch):len(sh.scratch)]
+	return sh.scratch[start:]
 }
 
+// write sends data to c. Frames for one connection that were built one behind the other go as one.
 func (sh *Shard) write(c Conn, data []byte, relay bool) {
 	if len(data) == 0 {
 		return
+	}
+	if i := len(sh.ops) - 1; i >= 0 && sh.ops[i].Kind == OpWrite && sh.ops[i].Conn == c && sh.ops[i].Relay == relay {
+		before := sh.ops[i].Data
+		if n := len(before); cap(before) >= n+len(data) && &before[:n+1][n] == &data[0] {
+			sh.ops[i].Data = before[:n+len(data)]
+			return
+		}
 	}
 	sh.ops = append(sh.ops, Op{Kind: OpWrite, Conn: c, Data: data, Relay: relay})
 }

@@ -32,7 +32,7 @@ type upstream struct {
 const upstreamIdle = 2 * time.Minute
 
 func (p *pool) upstream(now time.Time, c *cluster.Cluster, broker string, id *identity) *upstream {
-	key := upstreamKey{brokerKey{c.Name(), broker}, id.key}
+	key := upstreamKey{brokerKey{c.Name(), broker}, id}
 	if up := p.upstreams[key]; up != nil {
 		return up
 	}
@@ -58,8 +58,16 @@ func (up *upstream) ask(now time.Time, q *question) {
 	up.lastReq++
 	q.req = up.lastReq
 	up.asked[q.req] = q
-	setRequestID(q.cmd, q.req)
-	up.pool.sh.write(up.conn, up.pool.sh.encode(q.cmd), false)
+	sh := up.pool.sh
+	if q.cmd != nil {
+		setRequestID(q.cmd, q.req)
+		sh.write(up.conn, sh.encode(q.cmd), false)
+		return
+	}
+	t, _ := q.kind.types()
+	start := len(sh.scratch)
+	sh.scratch = codec.AppendQuestion(sh.scratch, t, q.fields[:q.split], q.req, q.fields[q.split:])
+	sh.write(up.conn, sh.scratch[start:], false)
 }
 
 // forget takes q out; a late answer to it is ignored.
@@ -114,6 +122,14 @@ func (up *upstream) handle(now time.Time, frame []byte, h codec.Head) {
 		return
 	case codec.TypePong:
 		return
+	}
+	if up.connected != nil {
+		r, plain := &up.pool.response, false
+		if *r, plain = codec.ParseResponse(frame, h); plain {
+			if q := up.asked[r.ID]; q != nil && q.handlePlain(now, r) {
+				return
+			}
+		}
 	}
 	var cmd pulsarpb.BaseCommand
 	if err := codec.Parse(&cmd, frame, h); err != nil {
