@@ -274,7 +274,7 @@ func (q *question) complete(c *cluster.Cluster) {
 		return
 	}
 	if q.kind == RequestLookup && q.cmd.LookupTopic.AdvertisedListenerName == nil && name != "" {
-		q.cmd.LookupTopic.AdvertisedListenerName = &name
+		q.cmd.LookupTopic.AdvertisedListenerName = proto.String(name)
 	}
 	setRequestID(q.cmd, 0)
 	var err error
