@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/netip"
 	"strings"
 	"sync"
 	"syscall"
@@ -18,23 +17,40 @@ import (
 // link is a connection during its blocking set-up, before a loop takes its descriptor over.
 type link struct {
 	fd      int
+	tls     *tlsStream // nil: plaintext
 	request uint64
 }
 
 // setupTimeout bounds each answer during set-up.
 const setupTimeout = 10 * time.Second
 
-// openLink dials addr and says CONNECT; target is the broker that a LOOKUP named, "" for a connection for lookups.
-func openLink(addr netip.AddrPort, i int, target string) (*link, error) {
-	fd, err := dial(addr, i, false)
+// dialLink connects, and makes the TLS handshake where there is one.
+func dialLink(at server, i int) (*link, error) {
+	fd, err := dial(at.AddrPort, i, false)
 	if err != nil {
 		return nil, err
 	}
 	l := &link{fd: fd}
 	tv := syscall.NsecToTimeval(int64(setupTimeout))
 	_ = syscall.SetsockoptTimeval(fd, syscall.SOL_SOCKET, syscall.SO_RCVTIMEO, &tv)
+	if at.tls != nil {
+		_ = syscall.SetsockoptInt(fd, syscall.IPPROTO_TCP, syscall.TCP_NODELAY, 1)
+		if l.tls, err = at.tls.secure(fd); err != nil {
+			syscall.Close(fd)
+			return nil, err
+		}
+	}
+	return l, nil
+}
+
+// openLink is dialLink with CONNECT; target is the broker that a LOOKUP named, "" for a connection for lookups.
+func openLink(at server, i int, target string) (*link, error) {
+	l, err := dialLink(at, i)
+	if err != nil {
+		return nil, err
+	}
 	if _, err := l.ask(connectFrame(target), codec.TypeConnected); err != nil {
-		syscall.Close(fd)
+		l.close()
 		return nil, err
 	}
 	return l, nil
@@ -66,6 +82,10 @@ func (l *link) ask(frame []byte, want codec.Type) (*pulsarpb.BaseCommand, error)
 var pongFrame = commandFrame(codec.TypePong, &pulsarpb.BaseCommand{Pong: &pulsarpb.CommandPong{}})
 
 func (l *link) write(src []byte) error {
+	if l.tls != nil {
+		_, err := l.tls.conn.Write(src)
+		return err
+	}
 	for len(src) > 0 {
 		n, err := syscall.Write(l.fd, src)
 		if err != nil && err != syscall.EINTR {
@@ -98,6 +118,10 @@ func (l *link) read() (*pulsarpb.BaseCommand, error) {
 }
 
 func (l *link) readFull(dst []byte) error {
+	if l.tls != nil {
+		_, err := io.ReadFull(l.tls.conn, dst)
+		return err
+	}
 	for len(dst) > 0 {
 		n, err := syscall.Read(l.fd, dst)
 		switch {
@@ -141,14 +165,17 @@ func (l *link) consumer(topic string, id, size int) error {
 	return err
 }
 
-func (l *link) close() { syscall.Close(l.fd) }
+func (l *link) close() {
+	l.tls.goodbye()
+	syscall.Close(l.fd)
+}
 
 // bridges opens n connections as clients do: a lookup on a connection of its own, then CONNECT with the target; set goes on from there.
 // The lookup connection is closed afterwards: these scenarios count bridged connections only.
-func bridges(addr netip.AddrPort, n int, set func(l *link, i int) error) ([]*link, error) {
+func bridges(at server, n int, set func(l *link, i int) error) ([]*link, error) {
 	links := make([]*link, n)
 	err := each(n, func(i int) error {
-		asking, err := openLink(addr, i, "")
+		asking, err := openLink(at, i, "")
 		if err != nil {
 			return err
 		}
@@ -157,14 +184,14 @@ func bridges(addr netip.AddrPort, n int, set func(l *link, i int) error) ([]*lin
 		if err != nil {
 			return err
 		}
-		if links[i], err = openLink(addr, i, target); err != nil {
+		if links[i], err = openLink(at, i, target); err != nil {
 			return err
 		}
 		return set(links[i], i)
 	})
 	if err != nil {
 		closeLinks(links)
-		return nil, fmt.Errorf("set-up of %d connections to %s: %w", n, addr, err)
+		return nil, fmt.Errorf("set-up of %d connections to %s: %w", n, at, err)
 	}
 	return links, nil
 }

@@ -24,6 +24,8 @@ type Run struct {
 	Seconds float64            `json:"seconds"` // of the window that was measured
 	Ops     uint64             `json:"operations"`
 
+	Negotiated string `json:"negotiated,omitempty"` // of TLS
+
 	// Processor time during the window, as shares of one core.
 	ProxyCores  float64 `json:"proxy_cores"`
 	BrokerCores float64 `json:"broker_cores"`
@@ -100,6 +102,9 @@ func newResult(lab *Lab, p Params, names []string) (*Result, error) {
 			return nil, fmt.Errorf("target %q: want some of %v", name, Targets)
 		}
 	}
+	if err := checkTLS(p, names); err != nil {
+		return nil, err
+	}
 	names = slices.DeleteFunc(slices.Clone(names), func(name string) bool {
 		return name == "direct" && (fresh(p.Scenario) || p.Scenario == "rate")
 	})
@@ -136,7 +141,7 @@ func measure(t *target, broker *process, p Params) (run Run, err error) {
 			return run, err
 		}
 	}
-	l, err := startLoad(p, t.addr)
+	l, err := startLoad(p, t.at)
 	if err != nil {
 		return run, err
 	}
@@ -160,7 +165,7 @@ func measure(t *target, broker *process, p Params) (run Run, err error) {
 	if err := w.close(&run); err != nil {
 		return run, err
 	}
-	run.Ops = l.base().done
+	run.Ops, run.Negotiated = l.base().done, t.at.tls.negotiated()
 	ops := float64(run.Ops)
 	if run.Ops == 0 && p.Scenario != "hold" {
 		return run, errors.New("nothing was done in the whole window")

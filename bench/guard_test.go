@@ -19,18 +19,35 @@ import (
 	"pointsman/internal/admin"
 	"pointsman/internal/app"
 	"pointsman/internal/config"
+	"pointsman/internal/tlstest"
 )
 
 // The guards count what a message costs the proxy where counting is exact: system calls and allocations. Traffic goes in
 // lockstep (a batch, then all of its receipts), the least of several rounds is taken, and nothing is timed: they hold on any machine,
 // however busy. The bounds leave room for a third more than was measured when they were set, so that half as much again is found.
 
-// startProxy runs a whole proxy in this process, in front of two fake clusters, and returns its address and that of its operations port.
-func startProxy(t testing.TB) (addr netip.AddrPort, ops string) {
+// startProxy runs a whole proxy in this process, in front of two fake clusters, and returns where clients reach it (security is
+// Params.TLS) and the address of its operations port.
+func startProxy(t testing.TB, security string) (at server, ops string) {
 	t.Helper()
 	a, b := startBrokerHere(t, 1)[0], startBrokerHere(t, 1)[0]
 	cfg := config.Default()
 	cfg.Listeners = config.Listeners{Pulsar: "127.0.0.1:0", Ops: "127.0.0.1:0"}
+	if security != "" {
+		ca, err := tlstest.NewCA("bench test")
+		if err != nil {
+			t.Fatal(err)
+		}
+		cert, err := ca.Issue(certificateName)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cfg.Listeners = config.Listeners{PulsarTLS: "127.0.0.1:0", Ops: "127.0.0.1:0"}
+		if cfg.TLS.CertificateFile, cfg.TLS.KeyFile, err = tlstest.Write(t.TempDir(), "proxy", cert); err != nil {
+			t.Fatal(err)
+		}
+		at.tls = newTLSClient(ca)
+	}
 	cfg.Store.Path = t.TempDir()
 	cfg.DefaultCluster = "a"
 	cfg.Clusters = map[string]*config.Cluster{"a": {ServiceURL: "pulsar://" + a.String()}, "b": {ServiceURL: "pulsar://" + b.String()}}
@@ -48,7 +65,12 @@ func startProxy(t testing.TB) (addr netip.AddrPort, ops string) {
 			t.Errorf("the proxy ended with: %v", err)
 		}
 	})
-	return netip.MustParseAddrPort(proxy.PulsarAddr()), proxy.OpsURL()
+	listen := proxy.PulsarAddr()
+	if at.tls != nil {
+		listen = proxy.PulsarTLSAddr()
+	}
+	at.AddrPort = netip.MustParseAddrPort(listen)
+	return at, proxy.OpsURL()
 }
 
 // calls are the read and write system calls of the proxy's loops so far.
@@ -157,7 +179,7 @@ func TestAMessageCostsNoMoreSystemCallsAndAllocationsThanBefore(t *testing.T) {
 		{"consume, 1 KiB, 32 at once", 1 << 10, 32, true, 1000},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			addr, ops := startProxy(t)
+			addr, ops := startProxy(t, "")
 			links, err := bridges(addr, 1, func(k *link, i int) error {
 				if c.consume {
 					return k.consumer(benchTopic(i), 0, c.size)
@@ -206,14 +228,14 @@ func TestAMessageCostsNoMoreSystemCallsAndAllocationsThanBefore(t *testing.T) {
 }
 
 func TestASwitchUnderLoadBringsEveryProducerOverAndLeavesTheOthers(t *testing.T) {
-	addr, ops := startProxy(t)
+	addr, ops := startProxy(t, "")
 	control, err := admin.NewClient(ops, time.Minute, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer control.Close()
 	p := Params{Scenario: "switch", Connections: 2, Producers: 10, Rate: 1000}.withDefaults()
-	l, err := newSwitchLoad(p, addr)
+	l, err := newSwitchLoad(p, addr.AddrPort)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -242,10 +264,11 @@ func TestASwitchUnderLoadBringsEveryProducerOverAndLeavesTheOthers(t *testing.T)
 func BenchmarkProxy(b *testing.B) {
 	for _, p := range []Params{
 		{Scenario: "produce", Size: 100, Connections: 500}, {Scenario: "produce"}, {Scenario: "consume"}, {Scenario: "lookup"}, {Scenario: "churn"},
+		{Scenario: "produce", Size: 16 << 10, TLS: tlsClients}, {Scenario: "produce", TLS: tlsClients}, {Scenario: "churn", TLS: tlsClients},
 	} {
 		p = p.withDefaults()
 		b.Run(strings.ReplaceAll(p.Label(), " ", "_"), func(b *testing.B) {
-			addr, _ := startProxy(b)
+			addr, _ := startProxy(b, p.TLS)
 			l, err := startLoad(p, addr)
 			if err != nil {
 				b.Fatal(err)

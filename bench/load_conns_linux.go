@@ -2,7 +2,7 @@ package bench
 
 import (
 	"fmt"
-	"net/netip"
+	"sync"
 	"time"
 
 	"pointsman/codec"
@@ -11,11 +11,14 @@ import (
 // churnLoad connects, looks one topic up and closes, on as many connections at a time as p says.
 type churnLoad struct {
 	tally
-	addr    netip.AddrPort
+	at      server
 	connect []byte
 	tmpl    lookupTemplate
 	cycles  int
 	start   time.Time
+
+	shakes  sync.WaitGroup // TLS handshakes, each on a goroutine of its own
+	closing bool
 }
 
 // cycle is one connection of a churnLoad.
@@ -24,22 +27,31 @@ type cycle struct {
 	begun time.Duration
 }
 
-func newChurnLoad(p Params, addr netip.AddrPort) (*churnLoad, error) {
+func newChurnLoad(p Params, at server) (*churnLoad, error) {
 	t, err := newTally()
 	if err != nil {
 		return nil, err
 	}
-	l := &churnLoad{tally: t, addr: addr, connect: connectFrame(""), tmpl: newLookupTemplate(), start: time.Now()}
+	l := &churnLoad{tally: t, at: at, connect: connectFrame(""), tmpl: newLookupTemplate(), start: time.Now()}
 	for range p.Connections {
 		l.begin()
 	}
 	return l, l.err
 }
 
-func (l *churnLoad) close() { l.loop.close() }
+func (l *churnLoad) close() {
+	l.closing = true
+	l.shakes.Wait()
+	l.loop.runPosted()
+	l.loop.close()
+}
 
 func (l *churnLoad) begin() {
-	fd, err := dial(l.addr, l.cycles, true)
+	if l.at.tls != nil {
+		l.beginTLS()
+		return
+	}
+	fd, err := dial(l.at.AddrPort, l.cycles, true)
 	if err != nil {
 		l.fail(err)
 		return
@@ -51,6 +63,30 @@ func (l *churnLoad) begin() {
 		return
 	}
 	c.send(l.connect)
+}
+
+// beginTLS is begin with a handshake.
+func (l *churnLoad) beginTLS() {
+	i, begun := l.cycles, time.Since(l.start)
+	l.cycles++
+	l.shakes.Go(func() {
+		k, err := dialLink(l.at, i)
+		l.loop.post(func() {
+			if err == nil && l.closing {
+				k.close()
+				return
+			}
+			var c *conn
+			if err == nil {
+				c, err = l.loop.take(k, &cycle{load: l, begun: begun})
+			}
+			if err != nil {
+				l.fail(err)
+				return
+			}
+			c.send(l.connect)
+		})
+	})
 }
 
 func (c *cycle) frame(k *conn, h codec.Head, cmd []byte) {
@@ -89,19 +125,19 @@ type holdLoad struct {
 
 type holding struct{ load *holdLoad }
 
-func newHoldLoad(p Params, addr netip.AddrPort) (*holdLoad, error) {
+func newHoldLoad(p Params, at server) (*holdLoad, error) {
 	t, err := newTally()
 	if err != nil {
 		return nil, err
 	}
 	l := &holdLoad{tally: t}
-	links, err := bridges(addr, p.Connections, func(k *link, i int) error { return k.producer(benchTopic(i), 0) })
+	links, err := bridges(at, p.Connections, func(k *link, i int) error { return k.producer(benchTopic(i), 0) })
 	if err != nil {
 		l.loop.close()
 		return nil, err
 	}
 	for i, k := range links {
-		if _, err := l.loop.add(k.fd, holding{l}); err != nil {
+		if _, err := l.loop.take(k, holding{l}); err != nil {
 			closeLinks(links[i:])
 			l.loop.close()
 			return nil, err
@@ -131,21 +167,21 @@ func (c holding) closed(_ *conn, err error) {
 type stallLoad struct {
 	*produceLoad
 	p       Params
-	addr    netip.AddrPort
+	at      server
 	lookups lookupTemplate
 	floods  []*flooding
 	quiet   float64 // p99 of the healthy traffic before anybody stalled, in µs
 	turn    int
 }
 
-func newStallLoad(p Params, addr netip.AddrPort) (*stallLoad, error) {
+func newStallLoad(p Params, at server) (*stallLoad, error) {
 	small := p // the size of p is that of the messages that nobody reads
 	small.Size = healthySize
-	healthy, err := newProduceLoad(small, addr)
+	healthy, err := newProduceLoad(small, at)
 	if err != nil {
 		return nil, err
 	}
-	return &stallLoad{produceLoad: healthy, p: p, addr: addr, lookups: newLookupTemplate()}, nil
+	return &stallLoad{produceLoad: healthy, p: p, at: at, lookups: newLookupTemplate()}, nil
 }
 
 // healthySize is the payload of the traffic that goes on, in bytes.
@@ -160,12 +196,12 @@ func (l *stallLoad) addStalled() error {
 	p := l.p
 	p.Connections, p.Producers = p.Stalled, 1
 	if p.Stall == "consumers" {
-		links, err := consumers(l.addr, p)
+		links, err := consumers(l.at, p)
 		if err != nil {
 			return err
 		}
 		for _, k := range links {
-			c, err := l.loop.add(k.fd, stalled{})
+			c, err := l.loop.take(k, stalled{})
 			if err != nil {
 				return err
 			}
@@ -177,13 +213,13 @@ func (l *stallLoad) addStalled() error {
 	if p.Stall != "lookups" {
 		return fmt.Errorf("stall %q: want consumers or lookups", p.Stall)
 	}
-	links, err := connections(l.addr, p.Connections)
+	links, err := connections(l.at, p.Connections)
 	if err != nil {
 		return err
 	}
 	for i, k := range links {
 		f := &flooding{load: l, next: firstID, topic: i * 1000}
-		if f.conn, err = l.loop.add(k.fd, f); err != nil {
+		if f.conn, err = l.loop.take(k, f); err != nil {
 			return err
 		}
 		f.conn.mute = true

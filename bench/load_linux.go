@@ -3,7 +3,6 @@ package bench
 import (
 	"errors"
 	"fmt"
-	"net/netip"
 	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
@@ -22,6 +21,7 @@ type Params struct {
 	Stall       string        `json:"stall,omitempty"`
 	Stalled     int           `json:"stalled,omitempty"` // peers that stop reading
 	Topics      int           `json:"topics,omitempty"`
+	TLS         string        `json:"tls,omitempty"` // "client": between the load and the proxy
 	Warmup      time.Duration `json:"warmup_ns"`
 	Duration    time.Duration `json:"duration_ns"`
 }
@@ -115,8 +115,8 @@ type load interface {
 	close()
 }
 
-// startLoad sets the traffic of p up towards addr.
-func startLoad(p Params, addr netip.AddrPort) (load, error) {
+// startLoad sets the traffic of p up towards at.
+func startLoad(p Params, at server) (load, error) {
 	if open := p.Scenario == "rate" || p.Scenario == "stall"; open && p.Producers != 1 {
 		return nil, fmt.Errorf("%d producers per connection: at a fixed rate each connection has one", p.Producers)
 	}
@@ -125,17 +125,17 @@ func startLoad(p Params, addr netip.AddrPort) (load, error) {
 	}
 	switch p.Scenario {
 	case "produce", "rate":
-		return newProduceLoad(p, addr)
+		return newProduceLoad(p, at)
 	case "consume":
-		return newConsumeLoad(p, addr)
+		return newConsumeLoad(p, at)
 	case "lookup":
-		return newLookupLoad(p, addr)
+		return newLookupLoad(p, at)
 	case "churn":
-		return newChurnLoad(p, addr)
+		return newChurnLoad(p, at)
 	case "hold":
-		return newHoldLoad(p, addr)
+		return newHoldLoad(p, at)
 	case "stall":
-		return newStallLoad(p, addr)
+		return newStallLoad(p, at)
 	}
 	return nil, fmt.Errorf("scenario %q: want one of %v", p.Scenario, Scenarios)
 }
@@ -167,14 +167,14 @@ type producing struct {
 	pong    bool // a PING waits for its answer until a frame ends
 }
 
-func newProduceLoad(p Params, addr netip.AddrPort) (*produceLoad, error) {
+func newProduceLoad(p Params, at server) (*produceLoad, error) {
 	t, err := newTally()
 	if err != nil {
 		return nil, err
 	}
 	l := &produceLoad{tally: t, p: p, tmpl: sendTemplate(p.Size)}
 	l.batch = newBatch(l.tmpl)
-	links, err := bridges(addr, p.Connections, func(k *link, i int) error {
+	links, err := bridges(at, p.Connections, func(k *link, i int) error {
 		for id := range p.Producers {
 			if err := k.producer(benchTopic(i*p.Producers+id), id); err != nil {
 				return err
@@ -191,7 +191,7 @@ func newProduceLoad(p Params, addr netip.AddrPort) (*produceLoad, error) {
 		for id := range p.Producers {
 			c.streams = append(c.streams, stream{tmpl: l.tmpl, handle: byte(id), next: firstID})
 		}
-		if c.conn, err = l.loop.add(k.fd, c); err != nil {
+		if c.conn, err = l.loop.take(k, c); err != nil {
 			closeLinks(links[i:])
 			l.loop.close()
 			return nil, err
@@ -286,19 +286,19 @@ type consuming struct {
 	out   []byte
 }
 
-func newConsumeLoad(p Params, addr netip.AddrPort) (*consumeLoad, error) {
+func newConsumeLoad(p Params, at server) (*consumeLoad, error) {
 	t, err := newTally()
 	if err != nil {
 		return nil, err
 	}
 	l := &consumeLoad{tally: t, p: p}
-	links, err := consumers(addr, p)
+	links, err := consumers(at, p)
 	if err != nil {
 		l.loop.close()
 		return nil, err
 	}
 	for i, k := range links {
-		c, err := l.loop.add(k.fd, &consuming{load: l})
+		c, err := l.loop.take(k, &consuming{load: l})
 		if err != nil {
 			closeLinks(links[i:])
 			l.loop.close()
@@ -314,8 +314,8 @@ func newConsumeLoad(p Params, addr netip.AddrPort) (*consumeLoad, error) {
 }
 
 // consumers opens connections with consumers that have no permits yet.
-func consumers(addr netip.AddrPort, p Params) ([]*link, error) {
-	return bridges(addr, p.Connections, func(k *link, i int) error {
+func consumers(at server, p Params) ([]*link, error) {
+	return bridges(at, p.Connections, func(k *link, i int) error {
 		for id := range p.Producers {
 			if err := k.consumer(benchTopic(i*p.Producers+id), id, p.Size); err != nil {
 				return err
@@ -401,7 +401,7 @@ type asking struct {
 	pending []byte
 }
 
-func newLookupLoad(p Params, addr netip.AddrPort) (*lookupLoad, error) {
+func newLookupLoad(p Params, at server) (*lookupLoad, error) {
 	t, err := newTally()
 	if err != nil {
 		return nil, err
@@ -410,14 +410,14 @@ func newLookupLoad(p Params, addr netip.AddrPort) (*lookupLoad, error) {
 	if p.Window > len(asking{}.sentAt) {
 		return nil, fmt.Errorf("a window of %d lookups: at most %d", p.Window, len(asking{}.sentAt))
 	}
-	links, err := connections(addr, p.Connections)
+	links, err := connections(at, p.Connections)
 	if err != nil {
 		l.loop.close()
 		return nil, err
 	}
 	for i, k := range links {
 		c := &asking{load: l, next: firstID}
-		conn, err := l.loop.add(k.fd, c)
+		conn, err := l.loop.take(k, c)
 		if err != nil {
 			closeLinks(links[i:])
 			l.loop.close()
@@ -432,10 +432,10 @@ func newLookupLoad(p Params, addr netip.AddrPort) (*lookupLoad, error) {
 }
 
 // connections opens n connections for lookups.
-func connections(addr netip.AddrPort, n int) ([]*link, error) {
+func connections(at server, n int) ([]*link, error) {
 	links := make([]*link, n)
 	err := each(n, func(i int) (err error) {
-		links[i], err = openLink(addr, i, "")
+		links[i], err = openLink(at, i, "")
 		return err
 	})
 	if err != nil {

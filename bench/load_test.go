@@ -178,7 +178,7 @@ func TestALatencyBeyondTheHistogramCountsAsItsEnd(t *testing.T) {
 }
 
 // startBrokerHere runs a fake broker in this process.
-func startBrokerHere(t testing.TB, ports int) []netip.AddrPort {
+func startBrokerHere(t testing.TB, ports int) []server {
 	t.Helper()
 	b, err := NewBroker(BrokerConfig{Ports: ports})
 	if err != nil {
@@ -192,9 +192,9 @@ func startBrokerHere(t testing.TB, ports int) []netip.AddrPort {
 			t.Error(err)
 		}
 	})
-	var addrs []netip.AddrPort
+	var addrs []server
 	for _, a := range b.Addrs() {
-		addrs = append(addrs, netip.MustParseAddrPort(a))
+		addrs = append(addrs, server{AddrPort: netip.MustParseAddrPort(a)})
 	}
 	return addrs
 }

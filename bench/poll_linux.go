@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"runtime"
+	"sync"
 	"syscall"
 	"time"
 
@@ -16,9 +17,11 @@ import (
 // load leave the machine to the proxy between them. Everything of a loop belongs to the goroutine that calls run.
 type loop struct {
 	epfd   int
-	stopFD int // an eventfd: written to by stop
+	wakeFD int // an eventfd: written to by post
 	conns  []*conn
 	buf    []byte
+	plain  []byte // decrypted bytes; nil without TLS
+	sealed []byte // encrypted bytes
 	events [256]syscall.EpollEvent
 	accept func(fd int) // takes over an accepted descriptor
 	listen map[int32]bool
@@ -26,6 +29,9 @@ type loop struct {
 
 	timerFD int
 	tick    func() (next time.Duration)
+
+	mu     sync.Mutex
+	posted []func() // guarded by mu
 }
 
 // handler is what a connection's owner does. All calls come from the loop's goroutine.
@@ -43,6 +49,7 @@ type handler interface {
 type conn struct {
 	loop *loop
 	fd   int
+	tls  *tlsStream // nil: plaintext
 	h    handler
 	id   int  // the owner's number
 	mute bool // not read: a peer that stops reading
@@ -73,8 +80,8 @@ func newLoop() (*loop, error) {
 		syscall.Close(epfd)
 		return nil, fmt.Errorf("eventfd2: %w", errno)
 	}
-	l.stopFD = int(fd)
-	if err := l.ctl(l.stopFD, syscall.EPOLLIN); err != nil {
+	l.wakeFD = int(fd)
+	if err := l.ctl(l.wakeFD, syscall.EPOLLIN); err != nil {
 		l.close()
 		return nil, err
 	}
@@ -165,9 +172,26 @@ func (l *loop) run(deadline time.Time) error {
 }
 
 // stop ends run; any goroutine may call it.
-func (l *loop) stop() {
+func (l *loop) stop() { l.post(func() { l.ended = true }) }
+
+// post has run call f; any goroutine may call it, until the loop is closed.
+func (l *loop) post(f func()) {
+	l.mu.Lock()
+	l.posted = append(l.posted, f)
+	l.mu.Unlock()
 	one := [8]byte{1}
-	_, _ = syscall.Write(l.stopFD, one[:])
+	_, _ = syscall.Write(l.wakeFD, one[:])
+}
+
+// runPosted calls what was posted.
+func (l *loop) runPosted() {
+	l.mu.Lock()
+	posted := l.posted
+	l.posted = nil
+	l.mu.Unlock()
+	for _, f := range posted {
+		f()
+	}
 }
 
 func (l *loop) close() {
@@ -182,14 +206,16 @@ func (l *loop) close() {
 	if l.timerFD >= 0 {
 		syscall.Close(l.timerFD)
 	}
-	syscall.Close(l.stopFD)
+	syscall.Close(l.wakeFD)
 	syscall.Close(l.epfd)
 }
 
 func (l *loop) event(ev syscall.EpollEvent) {
 	switch {
-	case ev.Fd == int32(l.stopFD):
-		l.ended = true
+	case ev.Fd == int32(l.wakeFD):
+		var count [8]byte
+		_, _ = syscall.Read(l.wakeFD, count[:])
+		l.runPosted()
 		return
 	case ev.Fd == int32(l.timerFD):
 		var count [8]byte
@@ -213,6 +239,7 @@ func (l *loop) event(ev syscall.EpollEvent) {
 	}
 	if ev.Events&syscall.EPOLLOUT != 0 && c.full {
 		c.full = false
+		c.resend()
 		if c.send(nil); !c.full && !c.ended {
 			c.h.writable(c)
 		}
@@ -237,16 +264,29 @@ func (c *conn) read() {
 			c.fail(io.EOF)
 			return
 		}
-		if err := c.feed(c.loop.buf[:n]); err != nil {
-			c.fail(err)
-			return
-		}
-		if !c.ended {
-			c.h.flush(c)
-		}
+		c.got(c.loop.buf[:n])
 		if n < len(c.loop.buf) {
 			return // an edge comes with the next byte
 		}
+	}
+}
+
+// got takes what was read.
+func (c *conn) got(src []byte) {
+	var end error
+	if c.tls != nil {
+		var n int
+		n, end = c.tls.open(c.loop.plain, src)
+		src = c.loop.plain[:n]
+	}
+	if err := c.feed(src); err != nil {
+		end = err
+	}
+	if end == nil && !c.ended {
+		c.h.flush(c)
+	}
+	if end != nil {
+		c.fail(end)
 	}
 }
 
@@ -336,6 +376,14 @@ func (c *conn) send(src []byte) {
 
 // write writes what the socket takes; c.full is set when that is not everything.
 func (c *conn) write(src []byte) (n int) {
+	if c.tls != nil {
+		return c.writeTLS(src)
+	}
+	return c.put(src)
+}
+
+// put is write without TLS.
+func (c *conn) put(src []byte) (n int) {
 	for n < len(src) && !c.ended {
 		k, err := syscall.Write(c.fd, src[n:])
 		switch {
@@ -374,6 +422,7 @@ func (c *conn) close() {
 		return
 	}
 	c.ended = true
+	c.tls.goodbye()
 	c.loop.conns[c.fd] = nil
 	syscall.Close(c.fd)
 }

@@ -47,9 +47,9 @@ func (k *rack) round(r *Result, round int) error {
 		var t *target
 		var err error
 		if fresh(r.Params.Scenario) {
-			t, err = k.lab.startTarget(name, k.addrs, nil)
+			t, err = k.lab.startTarget(name, k.addrs, nil, r.Params.TLS)
 		} else {
-			t, err = k.target(name)
+			t, err = k.target(name, r.Params.TLS)
 		}
 		var no *unavailable
 		if errors.As(err, &no) {
@@ -75,15 +75,16 @@ func (k *rack) round(r *Result, round int) error {
 }
 
 // target returns a target that is up and warm.
-func (k *rack) target(name string) (*target, error) {
-	if t := k.live[name]; t != nil {
+func (k *rack) target(name, security string) (*target, error) {
+	key := name + " " + security
+	if t := k.live[key]; t != nil {
 		return t, nil
 	}
-	t, err := k.lab.startTarget(name, k.addrs, nil)
+	t, err := k.lab.startTarget(name, k.addrs, nil, security)
 	if err != nil {
 		return nil, err
 	}
-	k.live[name] = t
+	k.live[key] = t
 	if name != "java-proxy" {
 		return t, nil
 	}

@@ -10,7 +10,8 @@ import (
 const copyBuffer = 32 << 10
 
 // Relay is the plainest TCP proxy that Go can write, a peer to compare with: two goroutines per connection, each in
-// io.Copy, which splices inside the kernel on Linux, or with user set through a buffer. It accepts until ln is closed.
+// io.Copy, which splices inside the kernel on Linux, or with user set through a buffer. ln may be one for TLS (then io.Copy has a
+// buffer, of the same size). It accepts until ln is closed.
 func Relay(ln net.Listener, brokers []string, user bool) error {
 	var turn atomic.Uint64
 	for {
@@ -36,7 +37,7 @@ func Relay(ln net.Listener, brokers []string, user bool) error {
 	}
 }
 
-// relayOne copies src to dst until either ends, and then ends the writing side of dst.
+// relayOne copies src to dst until either ends, and then ends the writing side of dst: of a TCP or TLS connection.
 func relayOne(dst, src net.Conn, user bool) {
 	if user {
 		// Wrapped, so that neither side offers a shortcut.
@@ -44,5 +45,5 @@ func relayOne(dst, src net.Conn, user bool) {
 	} else {
 		_, _ = io.Copy(dst, src)
 	}
-	_ = dst.(*net.TCPConn).CloseWrite()
+	_ = dst.(interface{ CloseWrite() error }).CloseWrite()
 }

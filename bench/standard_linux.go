@@ -15,6 +15,7 @@ import (
 var (
 	fewPeers  = []string{"pointsman", "haproxy", "java-proxy"}
 	widePeers = []string{"pointsman", "haproxy", "haproxy64k", "java-proxy"}
+	tlsPeers  = []string{"pointsman", "haproxy", "go-relay"}
 )
 
 // standardCase is one line of the standard set.
@@ -48,6 +49,8 @@ func standardSet() (set []standardCase) {
 		add(fewPeers, Params{Scenario: "lookup", Connections: connections})
 	}
 	add(fewPeers, Params{Scenario: "churn"})
+	add(tlsPeers, Params{Scenario: "produce", Size: 16 << 10, Connections: 50, TLS: tlsClients})
+	add(tlsPeers, Params{Scenario: "churn", TLS: tlsClients})
 	return set
 }
 
@@ -58,8 +61,12 @@ func slowSet() []standardCase {
 		{Params{Scenario: "hold", Warmup: quiet, Duration: quiet}, fewPeers},
 		{Params{Scenario: "stall", Stall: "consumers", Duration: 2 * quiet}, fewPeers},
 		{Params{Scenario: "stall", Stall: "lookups", Duration: 2 * quiet}, fewPeers},
+		{Params{Scenario: "hold", Connections: tlsHeld, Warmup: quiet, Duration: quiet, TLS: tlsClients}, tlsPeers},
 	}
 }
+
+// tlsHeld is how many idle connections with TLS there are: each costs two handshakes to set up.
+const tlsHeld = 2000
 
 // slowRounds is how often the slow set is measured, and slowShare which part of the time that takes with everything else but the fast set.
 const (
@@ -149,9 +156,15 @@ func standardText(results []*Result, moved *SwitchResult, routes []RoutesResult,
 	fmt.Fprintf(&b, "Made by `make bench-peers` on %s in %s: %d CPUs, Linux %s, %s, commit %s. Raw runs: `bench/results/` of that machine; summary: `bench/standard.json`.\n\n",
 		results[0].Started.Format(time.DateOnly), took.Round(time.Second), m.CPUs, m.Kernel, m.Go, m.Commit)
 	b.WriteString("### Goals\n\n" + goalTable(results) + "\n### Cases\n\n")
+	var secure []*Result
 	for _, r := range results {
+		if r.Params.TLS != "" {
+			secure = append(secure, r)
+			continue
+		}
 		b.WriteString(r.Table() + "\n")
 	}
+	b.WriteString("### TLS with the client, plaintext with the broker\n\n" + tlsTable(secure) + "\n")
 	b.WriteString("### Switch, immediate mode\n\n" + moved.Table() + "\n### Route table\n\n" + RoutesTable(routes))
 	return b.String()
 }
@@ -238,6 +251,10 @@ func goals() (all []goal) {
 		add(Params{Scenario: "stall", Stall: stall}, "rss_growth_mib", 256) // the default of limits.buffer_memory
 		add(Params{Scenario: "stall", Stall: stall}, "p99_growth", 1.2)
 	}
+	// Nine tenths of HAProxy's bytes per core, eight tenths of its handshakes, and what a connection may hold.
+	add(Params{Scenario: "produce", Size: 16 << 10, Connections: 50, TLS: tlsClients}, "cpu_per_message", 1/0.9, "haproxy")
+	add(Params{Scenario: "churn", TLS: tlsClients}, "cpu_per_10k_cycles", 1/0.8, "haproxy")
+	add(Params{Scenario: "hold", Connections: tlsHeld, TLS: tlsClients}, "kib_per_connection", 25)
 	return all
 }
 

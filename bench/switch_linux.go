@@ -62,7 +62,7 @@ func Switch(lab *Lab, p Params) (*SwitchResult, error) {
 		return nil, err
 	}
 	defer b.stop()
-	t, err := lab.startTarget("pointsman", addrsA, addrsB)
+	t, err := lab.startTarget("pointsman", addrsA, addrsB, "")
 	if err != nil {
 		return nil, err
 	}
@@ -72,7 +72,7 @@ func Switch(lab *Lab, p Params) (*SwitchResult, error) {
 		return nil, err
 	}
 	defer control.Close()
-	l, err := newSwitchLoad(p, t.addr)
+	l, err := newSwitchLoad(p, t.at.AddrPort)
 	if err != nil {
 		return nil, err
 	}

@@ -12,6 +12,10 @@ import (
 
 // Label names the case in a few words.
 func (p Params) Label() string {
+	if p.TLS != "" {
+		p.TLS = ""
+		return "TLS " + p.Label()
+	}
 	switch p.Scenario {
 	case "produce", "consume":
 		return fmt.Sprintf("%s %s %d connections%s", p.Scenario, sizeText(p.Size), p.Connections, p.perConnection())
@@ -86,9 +90,63 @@ func (r *Result) Table() string {
 	}
 	other, load := r.noise()
 	fmt.Fprintf(&b, "\n%d rounds; others used %s cores (most in one run: %s); load average %s.\n", r.rounds(), number(medianOf(other)), number(slices.Max(other)), number(medianOf(load)))
+	if text := negotiated(r); text != "" {
+		fmt.Fprintf(&b, "Negotiated: %s.\n", text)
+	}
 	for _, name := range slices.Sorted(maps.Keys(r.Skipped)) {
 		fmt.Fprintf(&b, "**%s was skipped**: %s.\n", name, r.Skipped[name])
 	}
+	return b.String()
+}
+
+// negotiated says which TLS was measured, and with whom; "" for plaintext.
+func negotiated(results ...*Result) string {
+	with := map[string][]string{}
+	for _, r := range results {
+		for _, run := range r.Runs {
+			if run.Negotiated != "" && !slices.Contains(with[run.Negotiated], run.Target) {
+				with[run.Negotiated] = append(with[run.Negotiated], run.Target)
+			}
+		}
+	}
+	var texts []string
+	for _, what := range slices.Sorted(maps.Keys(with)) {
+		texts = append(texts, fmt.Sprintf("%s (%s)", what, strings.Join(with[what], ", ")))
+	}
+	return strings.Join(texts, "; ")
+}
+
+// tlsTable is the standard set's cases with TLS, a line for each measure.
+func tlsTable(results []*Result) string {
+	var b strings.Builder
+	b.WriteString("| case | measure |")
+	for _, name := range tlsPeers {
+		fmt.Fprintf(&b, " %s |", name)
+	}
+	for _, name := range tlsPeers[1:] {
+		fmt.Fprintf(&b, " ÷ %s |", name)
+	}
+	b.WriteString("\n|---|---|" + strings.Repeat("---|", 2*len(tlsPeers)-1) + "\n")
+	var other, load []float64
+	for _, r := range results {
+		o, n := r.noise()
+		other, load = append(other, o...), append(load, n...)
+		for _, m := range measures[r.Params.Scenario] {
+			fmt.Fprintf(&b, "| %s | %s |", r.Params.Label(), strings.TrimSuffix(strings.ReplaceAll(m, "_", " ")+", "+units[m], ", "))
+			for _, name := range tlsPeers {
+				fmt.Fprintf(&b, " %s |", number(medianOf(r.values(name, m))))
+			}
+			for _, name := range tlsPeers[1:] {
+				if ratio, ok := r.Ratios[name][m]; ok {
+					fmt.Fprintf(&b, " %s |", ratio)
+				} else {
+					b.WriteString(" |")
+				}
+			}
+			b.WriteString("\n")
+		}
+	}
+	fmt.Fprintf(&b, "\nNegotiated: %s. Others used %s cores; load average %s.\n", negotiated(results...), number(medianOf(other)), number(medianOf(load)))
 	return b.String()
 }
 

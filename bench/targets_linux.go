@@ -24,6 +24,7 @@ var Targets = []string{"direct", "pointsman", "haproxy", "haproxy64k", "java-pro
 type Lab struct {
 	Root  string // of the checkout: bin/pointsman, e2e/pom.xml
 	tmp   string
+	id    *identity // nil until TLS is asked for
 	live  map[*process]bool
 	n     int
 	files int // descriptors that each process may open
@@ -114,7 +115,7 @@ func (p *process) logTail() string {
 // target is something that clients can connect to in order to reach the broker.
 type target struct {
 	name string
-	addr netip.AddrPort
+	at   server
 	proc *process // nil: no proxy
 	ops  string   // of Pointsman: the control API
 }
@@ -150,31 +151,43 @@ func (l *Lab) startBroker(cfg BrokerConfig) (*process, []string, error) {
 	return p, strings.Split(strings.TrimSpace(line), ","), nil
 }
 
-// startTarget starts the target called name in front of brokers and waits until it answers. more are the brokers of Pointsman's second cluster.
-func (l *Lab) startTarget(name string, brokers, more []string) (*target, error) {
+// startTarget starts the target called name in front of brokers and waits until it answers. more are the brokers of Pointsman's
+// second cluster; security is Params.TLS.
+func (l *Lab) startTarget(name string, brokers, more []string, security string) (*target, error) {
 	t := &target{name: name}
 	var cmd *exec.Cmd
 	ports, err := freePorts(2)
 	if err != nil {
 		return nil, err
 	}
-	t.addr = netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), uint16(ports[0]))
+	t.at.AddrPort = netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), uint16(ports[0]))
+	listen := t.at.String()
+	var id *identity // nil: plaintext
+	if security != "" {
+		if id, err = l.identity(); err != nil {
+			return nil, fmt.Errorf("certificate for %s: %w", name, err)
+		}
+		t.at.tls = newTLSClient(id.ca)
+	}
 	switch name {
 	case "direct":
-		t.addr, err = netip.ParseAddrPort(brokers[0])
+		t.at.AddrPort, err = netip.ParseAddrPort(brokers[0])
 	case "pointsman":
 		t.ops = fmt.Sprintf("127.0.0.1:%d", ports[1])
-		cmd, err = l.pointsman(t.addr.String(), t.ops, brokers, more)
+		cmd, err = l.pointsman(listen, t.ops, brokers, more, id)
 	case "haproxy":
-		cmd, err = l.haproxy(t.addr.String(), brokers, "")
+		cmd, err = l.haproxy(listen, brokers, "", id)
 	case "haproxy64k":
-		cmd, err = l.haproxy(t.addr.String(), brokers, "  tune.bufsize 65536\n")
+		cmd, err = l.haproxy(listen, brokers, "  tune.bufsize 65536\n", id)
 	case "java-proxy":
 		cmd, err = l.javaProxy(ports[0], ports[1], brokers[0])
 	case "go-relay", "go-relay-copy":
 		var self string
 		self, err = os.Executable()
-		cmd = exec.Command(self, "relay", "--listen="+t.addr.String(), "--to="+strings.Join(brokers, ","), fmt.Sprintf("--copy=%t", name == "go-relay-copy"))
+		cmd = exec.Command(self, "relay", "--listen="+listen, "--to="+strings.Join(brokers, ","), fmt.Sprintf("--copy=%t", name == "go-relay-copy"))
+		if id != nil {
+			cmd.Args = append(cmd.Args, "--certificate="+id.certFile, "--key="+id.keyFile)
+		}
 	default:
 		return nil, fmt.Errorf("target %q: want some of %v", name, Targets)
 	}
@@ -219,7 +232,7 @@ func (t *target) probe() error {
 			return errors.New("/readyz answered " + resp.Status)
 		}
 	}
-	k, err := openLink(t.addr, 0, "")
+	k, err := openLink(t.at, 0, "")
 	if err != nil {
 		return err
 	}
@@ -246,7 +259,7 @@ func freePorts(n int) (ports []int, err error) {
 	return ports, nil
 }
 
-func (l *Lab) pointsman(listen, ops string, brokers, more []string) (*exec.Cmd, error) {
+func (l *Lab) pointsman(listen, ops string, brokers, more []string, id *identity) (*exec.Cmd, error) {
 	binary := filepath.Join(l.Root, "bin", "pointsman")
 	if _, err := os.Stat(binary); err != nil {
 		return nil, &unavailable{"no " + binary, "run make build"}
@@ -260,14 +273,19 @@ func (l *Lab) pointsman(listen, ops string, brokers, more []string) (*exec.Cmd, 
 		clusters += fmt.Sprintf("  b: { service_url: \"pulsar://%s\" }\n", strings.Join(more, ","))
 	}
 	file := filepath.Join(dir, "pointsman.yaml")
-	text := fmt.Sprintf("listeners: { pulsar: %q, ops: %q }\nstore: { type: file, path: %q }\ndefault_cluster: a\nclusters:\n%s", listen, ops, filepath.Join(dir, "store"), clusters)
+	listener, extra := fmt.Sprintf("pulsar: %q", listen), ""
+	if id != nil {
+		listener = fmt.Sprintf("pulsar: \"\", pulsar_tls: %q", listen)
+		extra = fmt.Sprintf("tls: { certificate_file: %q, key_file: %q, min_version: 1.3 }\n", id.certFile, id.keyFile)
+	}
+	text := fmt.Sprintf("listeners: { %s, ops: %q }\n%sstore: { type: file, path: %q }\ndefault_cluster: a\nclusters:\n%s", listener, ops, extra, filepath.Join(dir, "store"), clusters)
 	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
 		return nil, err
 	}
 	return exec.Command(binary, "serve", "--config", file), nil
 }
 
-func (l *Lab) haproxy(listen string, brokers []string, global string) (*exec.Cmd, error) {
+func (l *Lab) haproxy(listen string, brokers []string, global string, id *identity) (*exec.Cmd, error) {
 	binary, err := exec.LookPath("haproxy")
 	if err != nil {
 		if binary, err = exec.LookPath("/usr/sbin/haproxy"); err != nil {
@@ -277,6 +295,9 @@ func (l *Lab) haproxy(listen string, brokers []string, global string) (*exec.Cmd
 	dir, err := l.folder("haproxy")
 	if err != nil {
 		return nil, err
+	}
+	if id != nil {
+		listen += fmt.Sprintf(" ssl crt %s ssl-min-ver TLSv1.3 ciphersuites TLS_AES_128_GCM_SHA256 curves X25519", id.chain)
 	}
 	var b strings.Builder
 	fmt.Fprintf(&b, "global\n  maxconn %d\n%sdefaults\n  mode tcp\n  timeout connect 5s\n  timeout client 1h\n  timeout server 1h\nlisten bench\n  bind %s\n", (l.files-spareFiles)/2, global, listen)

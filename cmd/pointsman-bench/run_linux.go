@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -65,12 +66,21 @@ func relay(args []string) error {
 	listen := f.String("listen", "127.0.0.1:0", "address")
 	to := f.String("to", "", "brokers, with commas between them")
 	user := f.Bool("copy", false, "copy through user space")
+	certificate := f.String("certificate", "", "certificate (PEM) to speak TLS 1.3 with clients")
+	key := f.String("key", "", "its private key (PEM)")
 	if err := f.Parse(args); err != nil {
 		return err
 	}
 	ln, err := net.Listen("tcp", *listen)
 	if err != nil {
 		return err
+	}
+	if *certificate != "" {
+		pair, err := tls.LoadX509KeyPair(*certificate, *key)
+		if err != nil {
+			return fmt.Errorf("--certificate and --key: %w", err)
+		}
+		ln = tls.NewListener(ln, &tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS13})
 	}
 	return bench.Relay(ln, strings.Split(*to, ","), *user)
 }
@@ -85,6 +95,7 @@ func loadFlags(f *flag.FlagSet) func() bench.Params {
 	f.IntVar(&p.Rate, "rate", 0, "messages per second, for rate and stall")
 	f.StringVar(&p.Stall, "stall", "", "what stalls: consumers or lookups")
 	f.IntVar(&p.Stalled, "stalled", 0, "peers that stop reading")
+	f.StringVar(&p.TLS, "tls", "", "client: TLS 1.3 with the proxy, plaintext with the broker; the targets are pointsman, haproxy, haproxy64k and go-relay")
 	f.DurationVar(&p.Warmup, "warmup", 0, "before each measurement")
 	f.DurationVar(&p.Duration, "duration", 0, "of each measurement")
 	size := sizeFlag(f, "size", "payload of a message, as in 100B, 1KiB, 1MiB")

@@ -1,0 +1,211 @@
+//go:build linux
+
+package bench
+
+import (
+	"crypto/tls"
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"pointsman/codec"
+	"pointsman/internal/tlstest"
+)
+
+// identityHere is a certificate, and the load's side that trusts it.
+func identityHere(t testing.TB) (tls.Certificate, *tlsClient) {
+	t.Helper()
+	ca, err := tlstest.NewCA("bench test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert, err := ca.Issue(certificateName)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cert, newTLSClient(ca)
+}
+
+// listenTLS listens as the relay does for TLS.
+func listenTLS(t testing.TB) (net.Listener, server) {
+	t.Helper()
+	cert, client := identityHere(t)
+	ln, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS13})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { ln.Close() })
+	return ln, server{netip.MustParseAddrPort(ln.Addr().String()), client}
+}
+
+// startRelayHere is the plain relay with TLS in front of a fake broker.
+func startRelayHere(t testing.TB) server {
+	broker := startBrokerHere(t, 1)[0]
+	ln, at := listenTLS(t)
+	go func() { _ = Relay(ln, []string{broker.String()}, false) }()
+	return at
+}
+
+func TestEveryLoadMakesProgressOverTLS(t *testing.T) {
+	proxy, _ := startProxy(t, tlsClients)
+	relay := startRelayHere(t)
+	for name, at := range map[string]server{"pointsman": proxy, "go-relay": relay} {
+		for _, p := range []Params{
+			{Scenario: "produce", Connections: 5},
+			{Scenario: "produce", Connections: 2, Producers: 7, Size: 300 << 10},
+			{Scenario: "consume", Connections: 3, Producers: 2},
+			{Scenario: "consume", Connections: 2, Producers: 3, Size: 1 << 20},
+			{Scenario: "lookup", Connections: 4},
+			{Scenario: "churn", Connections: 10},
+		} {
+			p.TLS = tlsClients
+			p = p.withDefaults()
+			t.Run(name+" "+p.Label(), func(t *testing.T) {
+				l, err := startLoad(p, at)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer l.close()
+				runUntil(t, l, 300)
+			})
+		}
+	}
+	// The suite in between is the machine's choice: AES where it is in hardware.
+	ours, theirs := proxy.tls.negotiated(), relay.tls.negotiated()
+	if ours != theirs || !strings.HasPrefix(ours, "TLS 1.3, TLS_") || !strings.HasSuffix(ours, ", X25519") {
+		t.Errorf("negotiated %q and %q: want the same, TLS 1.3 with X25519, or peers are compared over different ciphers", ours, theirs)
+	}
+}
+
+func TestIdleConnectionsOverTLSAreHeld(t *testing.T) {
+	at, _ := startProxy(t, tlsClients)
+	l, err := startLoad(Params{Scenario: "hold", Connections: 20, TLS: tlsClients}.withDefaults(), at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.close()
+	if err := l.base().runFor(20 * time.Millisecond); err != nil {
+		t.Fatal(err)
+	}
+	held := 0
+	for _, c := range l.base().loop.conns {
+		if c != nil && c.tls != nil {
+			held++
+		}
+	}
+	if held != 20 {
+		t.Errorf("%d connections with TLS are open, want 20", held)
+	}
+}
+
+// The set-up asks its tls.Conn for a frame, which may decrypt more than that: no event of the socket tells of the rest.
+func TestWhatTheSetUpHasReadTooMuchReachesTheLoop(t *testing.T) {
+	ln, at := listenTLS(t)
+	go func() {
+		c, err := ln.Accept()
+		if err != nil {
+			return
+		}
+		connected := (&brokerConn{}).rare(codec.Head{Type: codec.TypeConnect}, nil)
+		_, _ = c.Write(append(connected, appendFrame(nil, codec.TypePing, nil)...)) // one record
+	}()
+	k, err := openLink(at, 0, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := newLoop()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.close()
+	got := &noted{}
+	if _, err := l.take(k, got); err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(10 * time.Second); len(got.lines) == 0 && time.Now().Before(deadline); {
+		if err := l.run(time.Now().Add(time.Millisecond)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(got.lines) != 1 || !strings.HasPrefix(got.lines[0], codec.TypePing.String()) {
+		t.Errorf("%q, want one %s", got.lines, codec.TypePing)
+	}
+}
+
+func TestACertificateOfAnotherAuthorityIsRefused(t *testing.T) {
+	ln, at := listenTLS(t)
+	go func() {
+		c, err := ln.Accept()
+		if err == nil {
+			_ = c.(*tls.Conn).Handshake()
+			c.Close()
+		}
+	}()
+	_, at.tls = identityHere(t)
+	if k, err := dialLink(at, 0); err == nil {
+		k.close()
+		t.Error("the load trusts a certificate of nobody it knows")
+	} else if !strings.Contains(err.Error(), "unknown authority") {
+		t.Error(err)
+	}
+}
+
+func TestAChurnOverTLSEndsInTheMiddleOfHandshakes(t *testing.T) {
+	at := startRelayHere(t)
+	l, err := startLoad(Params{Scenario: "churn", Connections: 20, TLS: tlsClients}.withDefaults(), at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.close()
+	churn := l.(*churnLoad)
+	churn.loop.mu.Lock()
+	defer churn.loop.mu.Unlock()
+	if n := len(churn.loop.posted); n > 0 {
+		t.Errorf("%d connections are nobody's", n)
+	}
+	for _, c := range churn.loop.conns {
+		if c != nil {
+			t.Error("a connection is open after the end of its load")
+		}
+	}
+}
+
+func TestWhatCannotBeMeasuredOverTLSIsRefused(t *testing.T) {
+	refuse := func(p Params, want string, names ...string) {
+		t.Helper()
+		if err := checkTLS(p, names); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%+v on %v: %v, want a word about %s", p, names, err, want)
+		}
+	}
+	refuse(Params{Scenario: "produce", TLS: "both"}, `"both"`, "pointsman")
+	refuse(Params{Scenario: "rate", TLS: tlsClients}, `"rate"`, "pointsman")
+	refuse(Params{Scenario: "produce", TLS: tlsClients}, `"java-proxy"`, "pointsman", "java-proxy")
+	for _, p := range []Params{{Scenario: "churn", TLS: tlsClients}, {Scenario: "rate"}} {
+		if err := checkTLS(p, []string{"pointsman", "haproxy"}); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestTheTableOfTLSNamesWhatWasNegotiated(t *testing.T) {
+	r := &Result{Params: Params{Scenario: "churn", TLS: tlsClients}.withDefaults()}
+	for name, v := range map[string]float64{"pointsman": 8, "haproxy": 10, "go-relay": 16} {
+		said := "TLS 1.3, one"
+		if name == "go-relay" {
+			said = "TLS 1.3, another"
+		}
+		r.Runs = append(r.Runs, Run{Target: name, Negotiated: said, Measure: map[string]float64{"cpu_per_10k_cycles": v}})
+	}
+	r.sum()
+	table := tlsTable([]*Result{r})
+	for _, want := range []string{
+		"| TLS churn 50 at a time | cpu per 10k cycles, s | 8.00 | 10.0 | 16.0 | 0.80 (0.80–0.80) | 0.50 (0.50–0.50) |",
+		"TLS 1.3, another (go-relay); TLS 1.3, one (",
+	} {
+		if !strings.Contains(table, want) {
+			t.Errorf("no %q in\n%s", want, table)
+		}
+	}
+}
