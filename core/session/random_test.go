@@ -97,7 +97,8 @@ func (c *conversation) client(t *rapid.T, f func(t *rapid.T, client, leg string)
 		}
 	}
 	if len(names) == 0 {
-		t.Skip("no client")
+		c.connect("a")
+		return
 	}
 	name := rapid.SampledFrom(names).Draw(t, "client")
 	f(t, name, c.legs[name])
@@ -151,7 +152,7 @@ func (c *conversation) closeHandle(t *rapid.T, client, _ string) {
 
 func (c *conversation) answer(t *rapid.T, _, leg string) {
 	if len(c.asked[leg]) == 0 {
-		t.Skip("nothing was asked")
+		return
 	}
 	i := rapid.IntRange(0, len(c.asked[leg])-1).Draw(t, "which")
 	answer := c.asked[leg][i]()
