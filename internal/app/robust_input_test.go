@@ -168,7 +168,7 @@ func TestSilentPeersProcess(t *testing.T) {
 	to := &unix.SockaddrInet4{Port: addr.Port, Addr: [4]byte(addr.IP.To4())}
 	var fds []int
 	for i := range n {
-		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM, 0)
 		if err == nil { // another source address per thousand, so that ports that are still in TIME_WAIT do not matter
 			err = unix.Bind(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 1, byte(i / 1000), 1}})
 		}
