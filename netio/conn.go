@@ -37,8 +37,10 @@ type conn struct {
 	bulk     bool   // large frames: read only their heads, so that the rest can be spliced
 	relayed  bool   // in this batch: written with Relay
 	answered bool   // in this batch: written without Relay
+	gather   bool   // in this batch: written with Gather
 
 	scheduled bool // in loop.ready
+	gathering bool // in loop.gathered, for what is queued
 	closing   bool // taking its queue; the endpoint is gone
 	dead      bool
 }

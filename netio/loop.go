@@ -48,6 +48,7 @@ type loop struct {
 	iov           iovecs
 	notices       []notice
 	ready         []*conn // to be served again, without an event
+	gathered      []*conn // with a queue to be flushed at the end of the turn
 	spare         []*conn
 
 	stopping bool
@@ -136,9 +137,17 @@ func (l *loop) run() {
 	}
 }
 
-// event is the poller's callback. What it says about fd is only a hint: within one batch of events fd may have been
-// closed and given to another connection.
+// event is the poller's callback, for whom each event is a turn.
 func (l *loop) event(fd int, ev netpoll.IOEvent, flags netpoll.IOFlags) error {
+	if err := l.handle(fd, ev, flags); err != nil {
+		return err
+	}
+	return l.endTurn()
+}
+
+// handle handles one of the events of a turn. What it says about fd is only a hint: within one turn fd may have been closed and
+// given to another connection.
+func (l *loop) handle(fd int, ev netpoll.IOEvent, flags netpoll.IOFlags) error {
 	l.now = time.Now()
 	start := l.now
 	l.counters.wakeups.Add(1)
@@ -152,6 +161,30 @@ func (l *loop) event(fd int, ev netpoll.IOEvent, flags netpoll.IOFlags) error {
 		l.e.acceptor.ready(l, fd)
 	}
 	l.rearm()
+	l.counters.busy.Add(int64(time.Since(start)))
+	if l.quit {
+		return errorx.ErrEngineShutdown
+	}
+	return nil
+}
+
+// endTurn sends what gathered during the events of a turn. It has to be called before the loop waits again.
+func (l *loop) endTurn() error {
+	if len(l.gathered) == 0 {
+		return nil
+	}
+	start := time.Now()
+	for len(l.gathered) > 0 {
+		for i := 0; i < len(l.gathered); i++ {
+			if c := l.gathered[i]; c.gathering && c.out != nil {
+				l.flush(c)
+			}
+		}
+		clear(l.gathered)
+		l.gathered = l.gathered[:0]
+		l.perform(nil)
+		l.rearm()
+	}
 	l.counters.busy.Add(int64(time.Since(start)))
 	if l.quit {
 		return errorx.ErrEngineShutdown

@@ -36,9 +36,12 @@ func (l *loop) poll() error {
 			return os.NewSyscallError("epoll_pwait", errno)
 		}
 		for i := range events[:n] {
-			if err := l.event(int(events[i].Fd), events[i].Events, 0); err != nil {
+			if err := l.handle(int(events[i].Fd), events[i].Events, 0); err != nil {
 				return err
 			}
+		}
+		if err := l.endTurn(); err != nil {
+			return err
 		}
 	}
 }

@@ -81,6 +81,7 @@ func (l *loop) performOne(op *session.Op, src *conn) {
 		} else if src != nil {
 			c.relayed = true
 		}
+		c.gather = c.gather || op.Gather
 	case session.OpClose:
 		l.send(c, src)
 		if !c.dead {
@@ -155,9 +156,9 @@ func (l *loop) send(c *conn, src *conn) {
 
 // push writes vecs, which are in l.vecs, behind what is queued for c; bytes that the socket does not take are copied.
 func (l *loop) push(c *conn, src *conn, vecs [][]byte) {
-	relayed, answered := c.relayed, c.answered
-	c.relayed, c.answered = false, false
-	if c.out == nil {
+	relayed, answered, gather := c.relayed, c.answered, c.gather && c.out == nil
+	c.relayed, c.answered, c.gather = false, false, false
+	if c.out == nil && !gather {
 		var err error
 		if vecs, err = l.write(c, vecs); err != nil {
 			l.writeFailed(c, err)
@@ -176,7 +177,17 @@ func (l *loop) push(c *conn, src *conn, vecs [][]byte) {
 	}
 	clear(l.vecs)
 	l.counters.queued.Add(int64(q.n - before))
-	if high, _ := l.marks(); q.n > high {
+	high, _ := l.marks()
+	if gather {
+		c.gathering = true
+		l.gathered = append(l.gathered, c)
+	}
+	if c.gathering && q.n > min(high, maxGathered) { // enough to be written
+		if l.flush(c); c.out == nil {
+			return
+		}
+	}
+	if q.n > high {
 		if relayed && src != nil && !src.dead {
 			l.block(src, c)
 		}
@@ -186,6 +197,9 @@ func (l *loop) push(c *conn, src *conn, vecs [][]byte) {
 		}
 	}
 }
+
+// maxGathered is how much gathers at most for one connection.
+const maxGathered = 32 << 10
 
 // queueFor makes c's queue, and sets the deadline by which its peer must take something.
 func (l *loop) queueFor(c *conn) {
@@ -246,6 +260,7 @@ func (l *loop) writeFailed(c *conn, err error) {
 // flush writes what is queued for c, now that its socket has room.
 func (l *loop) flush(c *conn) {
 	q := c.out
+	c.gathering = false
 	before := q.n
 	err := l.flushPipe(c)
 	for err == nil && q.pipe == nil && q.n > 0 {

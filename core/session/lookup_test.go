@@ -64,6 +64,9 @@ func (r *roundTrip) play(t testing.TB, answers []byte) {
 	if len(r.p.sh.ops) != 1 || r.p.sh.ops[0].Conn != r.up.conn {
 		t.Fatalf("%d ops for one read of questions, want one write to the broker", len(r.p.sh.ops))
 	}
+	if !r.p.sh.ops[0].Gather {
+		t.Fatal("questions of other clients of the same turn go in writes of their own")
+	}
 	r.p.sh.ResetOps()
 	r.up.Data(r.p.now, answers)
 	if len(r.p.sh.ops) != 1 || r.p.sh.ops[0].Conn != r.s.conn {

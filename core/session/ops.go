@@ -76,10 +76,13 @@ type Op struct {
 	// the high watermark afterwards, that connection is not read until the queue is below the low one. An OpWrite without Relay that
 	// leaves the queue above the high watermark stops the reading of Conn itself: who asks without taking answers is not heard.
 	Relay bool
-	Conn  Conn
-	Data  []byte
-	Addr  string // OpDial
-	TLS   string // OpDial: the name of a client's TLS configuration; "" is plaintext
+	// Gather lets an OpWrite wait for the end of the loop's turn, so that many small ones to Conn become one. What is written to Conn
+	// meanwhile waits behind it.
+	Gather bool
+	Conn   Conn
+	Data   []byte
+	Addr   string // OpDial
+	TLS    string // OpDial: the name of a client's TLS configuration; "" is plaintext
 	// ServerName is the name, or IP address, that the certificate must be for.
 	ServerName string
 	Deny       func(netip.Addr) bool // OpDial: of every resolved address; true ends in NetDialDenied

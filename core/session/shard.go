@@ -113,19 +113,33 @@ func (sh *Shard) encode(cmd *pulsarpb.BaseCommand) []byte {
 	return sh.scratch[start:]
 }
 
-// write sends data to c. Frames for one connection that were built one behind the other go as one.
+// write sends data to c.
 func (sh *Shard) write(c Conn, data []byte, relay bool) {
-	if len(data) == 0 {
+	if len(data) == 0 || sh.extend(c, data, relay) {
 		return
 	}
-	if i := len(sh.ops) - 1; i >= 0 && sh.ops[i].Kind == OpWrite && sh.ops[i].Conn == c && sh.ops[i].Relay == relay {
-		before := sh.ops[i].Data
-		if n := len(before); cap(before) >= n+len(data) && &before[:n+1][n] == &data[0] {
-			sh.ops[i].Data = before[:n+len(data)]
-			return
-		}
-	}
 	sh.ops = append(sh.ops, Op{Kind: OpWrite, Conn: c, Data: data, Relay: relay})
+}
+
+// gather sends data to c at the end of the loop's turn.
+func (sh *Shard) gather(c Conn, data []byte) {
+	if !sh.extend(c, data, false) {
+		sh.ops = append(sh.ops, Op{Kind: OpWrite, Conn: c, Data: data, Gather: true})
+	}
+}
+
+// extend makes data, when it lies behind that of the last op in memory and is for the same connection, a part of it.
+func (sh *Shard) extend(c Conn, data []byte, relay bool) bool {
+	if len(sh.ops) == 0 {
+		return false
+	}
+	last := &sh.ops[len(sh.ops)-1]
+	n := len(last.Data)
+	if last.Kind != OpWrite || last.Conn != c || last.Relay != relay || cap(last.Data) < n+len(data) || &last.Data[:n+1][n] != &data[0] {
+		return false
+	}
+	last.Data = last.Data[:n+len(data)]
+	return true
 }
 
 // dial has ep connected to a broker.

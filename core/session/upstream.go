@@ -61,13 +61,13 @@ func (up *upstream) ask(now time.Time, q *question) {
 	sh := up.pool.sh
 	if q.cmd != nil {
 		setRequestID(q.cmd, q.req)
-		sh.write(up.conn, sh.encode(q.cmd), false)
+		sh.gather(up.conn, sh.encode(q.cmd))
 		return
 	}
 	t, _ := q.kind.types()
 	start := len(sh.scratch)
 	sh.scratch = codec.AppendQuestion(sh.scratch, t, q.fields[:q.split], q.req, q.fields[q.split:])
-	sh.write(up.conn, sh.scratch[start:], false)
+	sh.gather(up.conn, sh.scratch[start:])
 }
 
 // forget takes q out; a late answer to it is ignored.
