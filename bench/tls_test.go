@@ -114,6 +114,8 @@ func TestWhatTheSetUpHasReadTooMuchReachesTheLoop(t *testing.T) {
 		}
 		connected := (&brokerConn{}).rare(codec.Head{Type: codec.TypeConnect}, nil)
 		_, _ = c.Write(append(connected, appendFrame(nil, codec.TypePing, nil)...)) // one record
+		_, _ = io.Copy(io.Discard, c) // stay until the load ends
+		c.Close()
 	}()
 	k, err := openLink(at, 0, "")
 	if err != nil {
@@ -160,7 +162,7 @@ func TestAnEndOverTLSIsAnnounced(t *testing.T) {
 	defer ln.Close()
 	at := server{netip.MustParseAddrPort(ln.Addr().String()), client}
 	for _, driven := range []bool{false, true} {
-		announced := make(chan int, 1)
+		shaken, announced := make(chan struct{}), make(chan int, 1)
 		go func() {
 			c, err := ln.Accept()
 			if err != nil {
@@ -171,14 +173,16 @@ func TestAnEndOverTLSIsAnnounced(t *testing.T) {
 			counted := &countedConn{Conn: c}
 			secure := tls.Server(counted, &tls.Config{Certificates: []tls.Certificate{cert}})
 			_ = secure.Handshake()
-			shaken := counted.n
+			before := counted.n
+			close(shaken) // only now does the client end, or its end is read with the handshake
 			_, _ = secure.Read(make([]byte, 1))
-			announced <- counted.n - shaken
+			announced <- counted.n - before
 		}()
 		k, err := dialLink(at, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
+		<-shaken
 		if driven {
 			l, err := newLoop()
 			if err != nil {
