@@ -114,7 +114,7 @@ func TestWhatTheSetUpHasReadTooMuchReachesTheLoop(t *testing.T) {
 		}
 		connected := (&brokerConn{}).rare(codec.Head{Type: codec.TypeConnect}, nil)
 		_, _ = c.Write(append(connected, appendFrame(nil, codec.TypePing, nil)...)) // one record
-		_, _ = io.Copy(io.Discard, c) // stay until the load ends
+		_, _ = io.Copy(io.Discard, c)                                               // stay until the load ends
 		c.Close()
 	}()
 	k, err := openLink(at, 0, "")
