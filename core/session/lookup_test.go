@@ -143,6 +143,46 @@ func TestAClustersListenerNameIsAskedFor(t *testing.T) {
 	}
 }
 
+// What a client asks in one read is asked of one broker, so that one write brings the answers; the next read goes to the next broker, and
+// so does another try.
+func TestTheQuestionsOfOneReadGoToOneBroker(t *testing.T) {
+	p, _, _ := asking(t)
+	keys, err := cluster.NewTagKeys([]byte("0123456789abcdef0123456789abcdef"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	set, err := cluster.NewSet([]cluster.Config{{Name: "a", ServiceURLs: []string{"pulsar://x:6650,y:6650"}}}, keys)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.sh.cfg.Clusters = func() *cluster.Set { return set }
+	p.sh.cfg.LookupsPerConnection = 100
+	p.transcript.Reset()
+	for _, line := range []string{
+		`c1> lookup_topic{topic:"t1" request_id:5} ; lookup_topic{topic:"t2" request_id:6} ; partition_metadata{topic:"t3" request_id:7}`, "d2 up", `d2> connected{server_version:"4.0.8" protocol_version:21}`,
+		`c1> lookup_topic{topic:"t4" request_id:8} ; lookup_topic{topic:"t5" request_id:9}`, "d3 up", `d3> connected{server_version:"4.0.8" protocol_version:21}`,
+		`d3> lookup_topic_response{response:2 request_id:1 error:6}`, "tick 50ms",
+	} {
+		if err := p.step(line); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const connect = `connect{client_version:"Pointsman-test" protocol_version:21}`
+	want := "  d2 dial x:6650\n  d2< " + connect + `
+  d2< lookup_topic{topic:"t1" request_id:1}
+  d2< lookup_topic{topic:"t2" request_id:2}
+  d2< partition_metadata{topic:"t3" request_id:3}
+  d3 dial x:6650
+  d3< ` + connect + `
+  d3< lookup_topic{topic:"t4" request_id:1}
+  d3< lookup_topic{topic:"t5" request_id:2}
+  d2< lookup_topic{topic:"t4" request_id:4}
+`
+	if got := strings.ReplaceAll(p.transcript.String(), " y:", " x:"); got != want { // which of them is first does not matter
+		t.Errorf("asked\n%swant\n%s", got, want)
+	}
+}
+
 // The owners that are kept belong to one state of the clusters, and are not more than a bound.
 func TestOwnersAreForgottenWhenTheClustersChange(t *testing.T) {
 	p, _, up := asking(t)

@@ -189,6 +189,7 @@ func (sh *Shard) Ask(now time.Time, kind RequestKind, clusterName, topic string,
 	default:
 		panic("session: Ask is for lookups and partition counts, not " + kind.String())
 	}
+	sh.pool.turn++
 	q := sh.pool.take(sh.pool.own)
 	q.kind, q.cluster, q.topic, q.cmd = kind, clusterName, topic, cmd
 	sh.pool.ask(now, q, waiter{tell: tell})
@@ -261,7 +262,7 @@ func (p *pool) ask(now time.Time, q *question, w waiter) {
 	q.told = w.tell != nil
 	q.deadline = now.Add(p.sh.cfg.LookupTimeout)
 	p.enter(q)
-	p.dispatch(now, q)
+	p.dispatch(now, q, c)
 }
 
 // complete adds what the cluster wants to be asked with, and makes fields that tell q from any other question.
@@ -372,13 +373,18 @@ func (p *pool) finish(now time.Time, q *question, a Answer) {
 	p.give(q)
 }
 
-// dispatch sends q to the broker it is meant for, or to any that is not known to fail.
-func (p *pool) dispatch(now time.Time, q *question) {
+// again sends q once more.
+func (p *pool) again(now time.Time, q *question) {
 	c, ok := p.sh.cfg.Clusters().Get(q.cluster)
 	if !ok {
 		p.finish(now, q, noLongerConfigured(q.cluster))
 		return
 	}
+	p.dispatch(now, q, c)
+}
+
+// dispatch sends q to the broker of its cluster that it is meant for, or to any that is not known to fail.
+func (p *pool) dispatch(now time.Time, q *question, c *cluster.Cluster) {
 	broker := q.broker
 	if broker == "" {
 		broker = p.pick(now, c)
@@ -390,13 +396,13 @@ func (p *pool) dispatch(now time.Time, q *question) {
 	p.upstream(now, c, broker, q.ident).ask(now, q)
 }
 
-// pick takes the brokers in turn, those just seen failing last.
+// pick takes the brokers in turn, those just seen failing last. What a client asks in one read goes to the same one, so that its answers
+// come together.
 func (p *pool) pick(now time.Time, c *cluster.Cluster) string {
 	brokers := c.Brokers()
 	if len(brokers) == 0 {
 		return ""
 	}
-	p.turn++
 	for i := range brokers {
 		b := brokers[(p.turn+i)%len(brokers)]
 		if !p.isFailing(now, c.Name(), b) {
@@ -432,13 +438,14 @@ func (q *question) retry(now time.Time, trouble string) {
 	q.broker, q.hops = "", 0
 	wait := min(50*time.Millisecond<<min(q.tries, 5), time.Second)
 	q.tries++
+	q.pool.turn++
 	q.pool.sh.timers.set(&q.timer, now.Add(wait))
 }
 
 // fire asks again, or gives up.
 func (q *question) fire(now time.Time) {
 	if now.Before(q.deadline) {
-		q.pool.dispatch(now, q)
+		q.pool.again(now, q)
 		return
 	}
 	q.giveUp(now)
@@ -524,7 +531,7 @@ func (q *question) handleLookupResponse(now time.Time, up *upstream, r *pulsarpb
 		q.broker = broker
 		q.decode()
 		q.cmd.LookupTopic.Authoritative = proto.Bool(r.GetAuthoritative())
-		p.dispatch(now, q)
+		p.dispatch(now, q, c)
 		return
 	}
 	if p.isFailing(now, q.cluster, broker) {

@@ -91,6 +91,7 @@ func (s *Session) Data(now time.Time, src []byte) int {
 
 // control takes whole commands of a client that is not bridged.
 func (s *Session) control(now time.Time, src []byte) (pos int) {
+	s.sh.pool.turn++
 	for pos < len(src) && !s.held {
 		h, ok, err := codec.ParseHead(src[pos:], s.maxFrame)
 		if err != nil {
