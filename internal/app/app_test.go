@@ -3,7 +3,9 @@ package app
 import (
 	"context"
 	"fmt"
+	"io"
 	"log/slog"
+	"net/http"
 	"strings"
 	"testing"
 	"time"
@@ -231,5 +233,29 @@ func TestImmediateSwitchUnderLoad(t *testing.T) {
 	}
 	if n := w.a.Accepted() - accepted; n > 1 { // one more is the switch's own question
 		t.Errorf("%d new connections to a: the neighbour's was cut", n)
+	}
+}
+
+// Dashboards made for the official proxy go on: its series are there, from the start, under the names that it exposes.
+func TestMetricsKeepTheNamesOfTheOfficialProxy(t *testing.T) {
+	w := newWorld(t, testkit.Options{}, nil)
+	resp, err := http.Get(w.app.OpsURL() + "/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	http.DefaultClient.CloseIdleConnections()
+	for _, name := range []string{
+		"active_connections", "new_connections_total", "rejected_connections_total", "binary_ops_total", "binary_bytes_total",
+		"lookup_requests_total", "partitions_metadata_requests_total", "get_topics_of_namespace_requests_total", "get_schema_requests_total",
+		"rejected_lookup_requests_total", "rejected_partitions_metadata_requests_total", "rejected_get_topics_of_namespace_requests_total",
+	} {
+		if !strings.Contains(string(body), "\npulsar_proxy_"+name+" ") {
+			t.Errorf("/metrics has no pulsar_proxy_%s without labels", name)
+		}
 	}
 }

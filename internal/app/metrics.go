@@ -72,15 +72,21 @@ func (c *collector) gauge(name, help string, read func(*session.Counters) int64)
 
 func (c *collector) add() {
 	c.gauge("pulsar_proxy_active_connections", "Client connections that are open.", func(s *session.Counters) int64 { return s.Active.Load() })
-	c.counter("pulsar_proxy_new_connections", "Client connections accepted.", func(s *session.Counters) uint64 { return s.Accepted.Load() })
-	c.loops(prometheus.CounterValue, "pulsar_proxy_rejected_connections", "Client connections closed at once because of limits.connections.", func(l netio.LoopStats) float64 { return float64(l.Refused) })
-	c.counter("pulsar_proxy_binary_ops", "Frames taken from clients and brokers.", func(s *session.Counters) uint64 { return s.ClientFrames.Load() + s.BrokerFrames.Load() })
-	c.counter("pulsar_proxy_binary_bytes", "Bytes taken from clients and brokers.", func(s *session.Counters) uint64 { return s.ClientBytes.Load() + s.BrokerBytes.Load() })
+	c.counter("pulsar_proxy_new_connections_total", "Client connections accepted.", func(s *session.Counters) uint64 { return s.Accepted.Load() })
+	c.family(prometheus.CounterValue, "pulsar_proxy_rejected_connections_total", "Client connections closed at once because of limits.connections.", nil, func(emit func(float64, ...string)) {
+		var sum int64
+		for _, l := range c.app.engine.Stats().Loops {
+			sum += l.Refused
+		}
+		emit(float64(sum))
+	})
+	c.counter("pulsar_proxy_binary_ops_total", "Frames taken from clients and brokers.", func(s *session.Counters) uint64 { return s.ClientFrames.Load() + s.BrokerFrames.Load() })
+	c.counter("pulsar_proxy_binary_bytes_total", "Bytes taken from clients and brokers.", func(s *session.Counters) uint64 { return s.ClientBytes.Load() + s.BrokerBytes.Load() })
 	for kind, name := range map[session.RequestKind]string{
 		session.RequestLookup: "lookup", session.RequestPartitions: "partitions_metadata", session.RequestTopics: "get_topics_of_namespace", session.RequestSchema: "get_schema",
 	} {
-		c.counter("pulsar_proxy_"+name+"_requests", "Requests of clients of that kind.", func(s *session.Counters) uint64 { return s.Requests[kind].Load() })
-		c.counter("pulsar_proxy_rejected_"+name+"_requests", "Requests answered with TooManyRequests because of limits.lookups_per_cluster.", func(s *session.Counters) uint64 { return s.Throttled[kind].Load() })
+		c.counter("pulsar_proxy_"+name+"_requests_total", "Requests of clients of that kind.", func(s *session.Counters) uint64 { return s.Requests[kind].Load() })
+		c.counter("pulsar_proxy_rejected_"+name+"_requests_total", "Requests answered with TooManyRequests because of limits.lookups_per_cluster.", func(s *session.Counters) uint64 { return s.Throttled[kind].Load() })
 	}
 
 	c.gauge("pointsman_bridged_connections", "Client connections with a connection to a broker.", func(s *session.Counters) int64 { return s.Bridged.Load() })

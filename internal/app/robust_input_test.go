@@ -281,13 +281,13 @@ func TestSurplusConnectionsAreRefusedAndGoElsewhere(t *testing.T) {
 	for range limit {
 		held = append(held, r.connect(t, ""))
 	}
-	before := r.metric(t, "pulsar_proxy_rejected_connections")
+	before := r.metric(t, "pulsar_proxy_rejected_connections_total")
 	for range surplus {
 		p := r.dial(t)
 		_ = p.tryWrite(codec.AppendCommand(nil, connectCommand(""))) // may fail: it is closed at once
 		p.ended(time.Second)
 	}
-	if n := r.metric(t, "pulsar_proxy_rejected_connections") - before; n != surplus {
+	if n := r.metric(t, "pulsar_proxy_rejected_connections_total") - before; n != surplus {
 		t.Errorf("%v connections were counted as rejected, want %d", n, surplus)
 	}
 	for i, p := range held {
