@@ -130,7 +130,7 @@ func Default() *Config {
 			HighWatermark:        1 << 20,
 			LowWatermark:         256 << 10,
 			LookupsPerConnection: 1_000,
-			LookupsPerCluster:    5_000,
+			LookupsPerCluster:    50_000,
 			ConnectTimeout:       Duration(10 * time.Second),
 			HandshakeTimeout:     Duration(10 * time.Second),
 			DialTimeout:          Duration(10 * time.Second),
