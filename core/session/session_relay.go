@@ -62,11 +62,6 @@ func (s *Session) relayUp(now time.Time, src []byte) (pos int) {
 			break
 		}
 		v := s.judgeSend(frame, h)
-		if v == bad {
-			s.sh.write(s.upLeg.conn, src[run:pos], true)
-			s.closeMalformed(now, badCommand(h))
-			return len(src)
-		}
 		if v == replace { // not a frame of the fast path
 			s.sh.write(s.upLeg.conn, src[run:pos], true)
 			run = pos
@@ -74,6 +69,11 @@ func (s *Session) relayUp(now time.Time, src []byte) (pos int) {
 			if s.state == stateClosed {
 				return len(src)
 			}
+		}
+		if v == bad {
+			s.sh.write(s.upLeg.conn, src[run:pos], true)
+			s.closeMalformed(now, badCommand(h))
+			return len(src)
 		}
 		if v == more || v == stop {
 			break

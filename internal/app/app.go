@@ -392,10 +392,13 @@ func (a *App) awaitMap(ctx context.Context, fatal <-chan error) error {
 	}
 }
 
+// rosterTimeout is how long the start waits for the roster; afterwards keepRegistered goes on trying.
+const rosterTimeout = 3 * time.Second
+
 // joinRoster puts this proxy on the roster before it serves for the first time: who moves a topic must know of every proxy that may have
 // its clients. A proxy that starts from the disk while the store is away was on the roster before.
 func (a *App) joinRoster(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, startTimeoutWithCopy)
+	ctx, cancel := context.WithTimeout(ctx, rosterTimeout)
 	defer cancel()
 	if err := a.store.Register(ctx, a.Info()); err != nil {
 		a.log.Warn("this proxy serves without being on the roster", "err", err)
