@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"strconv"
 	"strings"
 	"syscall"
@@ -129,7 +130,7 @@ func TestFileKeepsEverythingOverAReopen(t *testing.T) {
 		if err != nil || r.State != switching.StateDone || r.Note != "fine" || !r.Ended.Equal(time.Unix(9, 0)) {
 			t.Errorf("switch: %+v, %v", r, err)
 		}
-		if acks, err := f.Acks(context.Background(), "s-1"); err != nil || len(acks) != 1 || acks[0] != ack {
+		if acks, err := f.Acks(context.Background(), "s-1"); err != nil || len(acks) != 1 || !reflect.DeepEqual(acks[0], ack) {
 			t.Errorf("acks: %v, %v", acks, err)
 		}
 		if again, err := f.TagKey(context.Background()); err != nil || string(again) != string(key) {

@@ -7,24 +7,38 @@ import "time"
 // Mode is how a topic is moved.
 type Mode string
 
-// The modes. Only ModeImmediate exists so far.
+// The modes.
 const (
+	// ModePlanned fences, drains, carries the subscriptions and then flips; it needs both clusters.
+	ModePlanned Mode = "planned"
+	// ModeImmediate flips at once.
 	ModeImmediate Mode = "immediate"
 )
 
 // State is how far a switch has come.
 type State string
 
-// The states of a switch. A switch is created together with its flip in one write, so a record that can be read has
-// flipped.
+// The states of a switch. One in immediate mode is created together with its flip in one write; a planned one passes all
+// of them. The topic's entry in the map is the truth; a record that lags behind it is mended by the next leader.
 const (
+	// StateRequested: somebody asked for it; nothing has changed yet.
+	StateRequested State = "requested"
+	// StatePrepared: the entry is prepared; every proxy has to write it to its disk and acknowledge.
+	StatePrepared State = "prepared"
+	// StateFenced: the entry is fenced; proxies hold back, the old cluster is drained, the subscriptions are carried.
+	StateFenced State = "fenced"
 	// StateEvicting: the map names the new cluster; proxies are telling the clients.
 	StateEvicting State = "evicting"
 	// StateDone: every proxy that was alive has reported that no handle of the topic is left on the old cluster.
 	StateDone State = "done"
 	// StateIncomplete: the flip holds, but some proxy did not report in time; Record.Note names it.
 	StateIncomplete State = "incomplete"
+	// StateAborted: the entry is active on the old cluster again; Record.Note says why.
+	StateAborted State = "aborted"
 )
+
+// Over tells whether nothing more will happen.
+func (s State) Over() bool { return s == StateDone || s == StateIncomplete || s == StateAborted }
 
 // Member is a proxy that was alive at the flip, and so has to report.
 type Member struct {
@@ -34,14 +48,18 @@ type Member struct {
 
 // Record is the stored account of one switch of one topic.
 type Record struct {
-	ID    string `json:"id"`
-	Batch string `json:"batch,omitempty"` // shared by the switches of one command
-	Topic string `json:"topic"`           // canonical base name, or the scope of a rule
-	From  string `json:"from"`
-	To    string `json:"to"`
-	Mode  Mode   `json:"mode"`
-	State State  `json:"state"`
-	Epoch uint64 `json:"epoch"` // the epoch that the flip wrote
+	ID string `json:"id"`
+	// Rev counts the writes of the record: revision n replaces n−1 and nothing else.
+	Rev uint64 `json:"rev,omitempty"`
+	// Attempt counts the attempts of a planned switch.
+	Attempt uint32 `json:"attempt,omitempty"`
+	Batch   string `json:"batch,omitempty"` // shared by the switches of one command
+	Topic   string `json:"topic"`           // canonical base name, or the scope of a rule
+	From    string `json:"from"`
+	To      string `json:"to"`
+	Mode    Mode   `json:"mode"`
+	State   State  `json:"state"`
+	Epoch   uint64 `json:"epoch"` // the epoch that the flip wrote
 	// Assigned holds, per full topic name (with partition suffix), the logical address ("host:port") of the broker of
 	// cluster To that a LOOKUP named before the flip. A name that could not be looked up is absent.
 	Assigned map[string]string `json:"assigned,omitempty"`
@@ -61,12 +79,20 @@ type Record struct {
 	Note    string    `json:"note,omitempty"`
 }
 
-// Ack is what one proxy reports after it has evicted the handles of a switch's topic.
+// Ack is what one proxy reports when it has come so far as Phase: its disk copy knows that the topic is prepared; every message
+// that it has forwarded is answered (fenced); the handles are closed (evicting).
 type Ack struct {
-	Proxy       string    `json:"proxy"`
-	Incarnation string    `json:"incarnation"`
-	Producers   int       `json:"producers"` // handles evicted
-	Consumers   int       `json:"consumers"`
-	Unresolved  int       `json:"unresolved"` // SENDs without a receipt when the eviction wait ended
-	At          time.Time `json:"at"`
+	Attempt     uint32 `json:"attempt,omitempty"`
+	Phase       State  `json:"phase,omitempty"` // prepared, fenced or evicting; "" is evicting
+	Proxy       string `json:"proxy"`
+	Incarnation string `json:"incarnation"`
+	// Clean tells, of a fenced ack, that nothing which this process may have sent can still arrive at the old cluster; Why says why not.
+	Clean bool   `json:"clean,omitempty"`
+	Why   string `json:"why,omitempty"`
+	// Claims are the producer names that this proxy's clients have on the old cluster, of a fenced ack.
+	Claims     []string  `json:"claims,omitempty"`
+	Producers  int       `json:"producers"` // handles evicted
+	Consumers  int       `json:"consumers"`
+	Unresolved int       `json:"unresolved"` // SENDs without a receipt when the eviction wait ended
+	At         time.Time `json:"at"`
 }

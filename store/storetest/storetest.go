@@ -829,7 +829,7 @@ func testAcks(t *testing.T, f *fixture) {
 		}
 	}
 	acks, err := other.Acks(context.Background(), "s-1")
-	if err != nil || !slices.Equal(acks, want) {
+	if err != nil || !reflect.DeepEqual(acks, want) {
 		t.Errorf("Acks: %+v, %v; want %+v", acks, err, want)
 	}
 	if err := s.PutAck(context.Background(), "none", want[0]); !errors.Is(err, store.ErrNotFound) {
