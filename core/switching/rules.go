@@ -1,0 +1,36 @@
+package switching
+
+import "time"
+
+// The durations of the protocol. The controller counts its own; a proxy undoes nothing by its clock.
+const (
+	// PrepareLimit is how long a topic may be prepared before the switch aborts.
+	PrepareLimit = 30 * time.Second
+	// FenceLimit is how long a topic may be fenced. Clients give a message 30 s until its receipt.
+	FenceLimit = 10 * time.Second
+	// ResumeLimit is FenceLimit for a leader that finds the topic fenced: together with the first leader's fence and the time that it
+	// takes to notice its death it stays below the clients' 30 s.
+	ResumeLimit = 5 * time.Second
+	// EvictLimit is how long the proxies may take to tell their clients after the flip; then the switch ends as incomplete.
+	EvictLimit = 30 * time.Second
+	// HoldLimit is how long a proxy without a lease holds the commands of a topic in a switch; then it answers with an error that
+	// clients retry, and calls itself not ready, so that they find another proxy.
+	HoldLimit = 20 * time.Second
+	// BrokerKeepAlive is the keep-alive interval of a broker (keepAliveIntervalSeconds).
+	BrokerKeepAlive = 30 * time.Second
+	// SettleTime is after how long a broker has read or dropped what a connection that ended had sent: a broker closes a connection
+	// that was silent for two of its keep-alive intervals.
+	SettleTime = 2 * BrokerKeepAlive
+)
+
+// rules is a set of protocol rules that the checker takes out one by one, to see that it notices. It is empty in the product: nothing
+// outside of this package's tests can set it.
+type rules uint64
+
+const (
+	ruleLease    rules = 1 << iota // publishes of a prepared topic need a lease
+	rulePoisoned                   // a handle that dropped once never forwards again
+	ruleAgeHolds                   // max_map_age holds publishes
+)
+
+func (r rules) has(rule rules) bool { return r&rule != 0 }
