@@ -110,6 +110,11 @@ func (b *Bucket) Entries() []route.Entry {
 	return entries
 }
 
+// Understood tells whether b holds nothing but its entries: a later version may read more from the stored value.
+func (b *Bucket) Understood() bool {
+	return len(b.unknown) == 0 && !slices.ContainsFunc(b.records, func(r bucketRecord) bool { return len(r.unknown) > 0 })
+}
+
 // Entry looks a topic up.
 func (b *Bucket) Entry(topic string) (route.Entry, bool) {
 	if i, ok := b.find(topic); ok {

@@ -75,6 +75,9 @@ func TestBucketKeepsWhatALaterVersionWrote(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if b.Understood() || !NewBucket(entries).Understood() {
+		t.Error("Understood does not tell whether there are unknown fields")
+	}
 	if !reflect.DeepEqual(again.unknown, b.unknown) || len(again.unknown) == 0 {
 		t.Error("an unknown field of the bucket is lost")
 	}

@@ -60,6 +60,25 @@ type Update struct {
 	Synced bool
 	// Bad names the buckets (and BadRules) whose stored value cannot be used; the last good one stays in force.
 	Bad map[int]error
+	// Map is the identity of the whole map, and Versions those of values in Buckets, from a store that is a Resumer. A
+	// bucket without a version is one that a Resume would have to deliver again.
+	Map      string
+	Versions map[int]string
+	// Kept names, after Resume only, buckets whose value the receiver has already. They are no longer bad.
+	Kept []int
+}
+
+// Known is what a receiver has of a map from the updates of an earlier watch, perhaps of a process before it.
+type Known struct {
+	Map      string         // Update.Map
+	Versions map[int]string // Update.Versions of the values that it holds, as they were delivered
+}
+
+// Resumer is a store that can tell whether a value is still the one that a receiver has, without reading it.
+type Resumer interface {
+	// Resume is Watch for a receiver that has a part of the map: the first updates name a bucket in Kept instead of
+	// delivering it if its value surely is the known one. Knowledge of another map counts for nothing.
+	Resume(ctx context.Context, known Known, sink func(Update)) error
 }
 
 // EntryChange replaces one entry. Nil means absent.

@@ -29,7 +29,7 @@ const (
 // One watch per bucket is cheap for both sides (a few hundred bytes) and needs to trust nobody: a bucket that was
 // written by hand is seen as well. A watch on the children of routes would tell less, and a shared change counter
 // would make every writer wait for every other. After a reconnect the 1,025 nodes are asked for their state only, which
-// takes some milliseconds; only changed ones are read.
+// takes some milliseconds; only changed ones are read. So it is at the start of a proxy that has a copy of the map.
 type mapWatch struct {
 	s      *Store
 	signal chan struct{} // capacity 1
@@ -48,10 +48,17 @@ type known struct {
 	seen  bool // anything was delivered or reported
 	stat  zk.Stat
 	exist bool
+	// copied is the version that the receiver had at the start, until it is confirmed or replaced.
+	copied string
 }
 
 // Watch implements store.Store.
 func (s *Store) Watch(ctx context.Context, sink func(store.Update)) error {
+	return s.Resume(ctx, store.Known{}, sink)
+}
+
+// Resume implements store.Resumer. A bucket that the receiver has is asked for its state only, as after a reconnect.
+func (s *Store) Resume(ctx context.Context, have store.Known, sink func(store.Update)) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(s.client.ctx, cancel)() // the store was closed
@@ -62,6 +69,13 @@ func (s *Store) Watch(ctx context.Context, sink func(store.Update)) error {
 		return err
 	}
 	w := &mapWatch{s: s, signal: make(chan struct{}, 1), all: true}
+	if have.Map == *s.mapID.Load() {
+		for index, version := range have.Versions {
+			if index >= 0 && index < route.BucketCount {
+				w.known[index].copied = version
+			}
+		}
+	}
 	w.signal <- struct{}{}
 	stop := s.client.listen(&listener{event: w.event, connected: w.connected})
 	defer stop()
@@ -167,13 +181,13 @@ func (w *mapWatch) pass(ctx context.Context, synced *bool, sink func(store.Updat
 	for len(indexes) > 0 && ctx.Err() == nil {
 		n := min(len(indexes), watchChunk)
 		last := n == len(indexes)
-		u := w.read(ctx, indexes[:n])
+		u := w.read(ctx, indexes[:n], all)
 		indexes = indexes[n:]
 		if ctx.Err() != nil {
 			return
 		}
 		done := all && last
-		if u.Buckets == nil && u.Rules == nil && u.Bad == nil && (*synced || !done) {
+		if u.Buckets == nil && u.Rules == nil && u.Bad == nil && u.Kept == nil && (*synced || !done) {
 			continue
 		}
 		*synced = *synced || done
@@ -216,47 +230,49 @@ func (w *mapWatch) checkTree(ctx context.Context) error {
 	return nil
 }
 
-// read compares nodes with what is known of them.
-func (w *mapWatch) read(ctx context.Context, indexes []int) store.Update {
+// read compares nodes with what is known of them. all: each of them, because anything may have changed.
+func (w *mapWatch) read(ctx context.Context, indexes []int, all bool) store.Update {
 	var mu sync.Mutex
-	var u store.Update
-	setBad := func(index int, err error) {
-		if index == rulesNode {
-			index = store.BadRules
-		}
-		if u.Bad == nil {
-			u.Bad = map[int]error{}
-		}
-		u.Bad[index] = err
-	}
+	u := store.Update{Map: *w.s.mapID.Load()}
 	_ = parallel(len(indexes), func(i int) error {
 		index := indexes[i]
-		n, changed, err := w.node(ctx, index)
-		if err == nil && !changed {
+		n, found, err := w.node(ctx, index, all)
+		if err == nil && found == asKnown {
 			return nil
 		}
-		var bucket []route.Entry
-		var rules []route.Rule
-		if err == nil {
-			bucket, rules, err = w.decode(index, n)
+		var p part
+		if err == nil && found == changed {
+			p, err = w.decode(index, n)
 		}
 		mu.Lock()
 		defer mu.Unlock()
 		switch {
 		case ctx.Err() != nil:
 		case err != nil:
-			setBad(index, err)
-		case index == rulesNode:
-			u.Rules = &rules
-		default:
-			if u.Buckets == nil {
-				u.Buckets = map[int][]route.Entry{}
+			if index == rulesNode {
+				index = store.BadRules
 			}
-			u.Buckets[index] = bucket
+			put(&u.Bad, index, err)
+		case found == asCopied:
+			u.Kept = append(u.Kept, index)
+		case index == rulesNode:
+			u.Rules = &p.rules
+		default:
+			put(&u.Buckets, index, p.entries)
+			if p.version != "" {
+				put(&u.Versions, index, p.version)
+			}
 		}
 		return nil
 	})
 	return u
+}
+
+func put[V any](m *map[int]V, key int, value V) {
+	if *m == nil {
+		*m = map[int]V{}
+	}
+	(*m)[key] = value
 }
 
 func (w *mapWatch) path(index int) string {
@@ -266,34 +282,64 @@ func (w *mapWatch) path(index int) string {
 	return w.s.bucketPath(index)
 }
 
-func (w *mapWatch) decode(index int, n node) (bucket []route.Entry, rules []route.Rule, err error) {
+// part is a decoded node.
+type part struct {
+	entries []route.Entry
+	version string // "" when the value must be read again by whoever has it
+	rules   []route.Rule
+}
+
+func (w *mapWatch) decode(index int, n node) (part, error) {
 	switch {
 	case index == rulesNode && len(n.data) > maxRulesBytes:
-		return nil, nil, fmt.Errorf("the stored rules have %d bytes, more than the %d that they may have", len(n.data), maxRulesBytes)
+		return part{}, fmt.Errorf("the stored rules have %d bytes, more than the %d that they may have", len(n.data), maxRulesBytes)
 	case index == rulesNode:
-		rules, err = decodeRules(n.data)
-		return nil, rules, err
+		rules, err := decodeRules(n.data)
+		return part{rules: rules}, err
 	case !n.exists():
-		return nil, nil, nil
+		return part{}, nil
 	}
 	b, err := store.DecodeBucket(index, n.data)
 	if err != nil {
-		return nil, nil, fmt.Errorf("%s: %w", w.s.bucketPath(index), err)
+		return part{}, fmt.Errorf("%s: %w", w.s.bucketPath(index), err)
 	}
-	return b.Entries(), nil, nil
+	p := part{entries: b.Entries()}
+	if b.Understood() {
+		p.version = version(n.stat)
+	}
+	return p, nil
 }
 
-// node reads a node unless it is as known, and leaves a watch on it.
-func (w *mapWatch) node(ctx context.Context, index int) (n node, changed bool, err error) {
+// version names one value of a node. The transaction numbers would do in the life of one tree, but a server that was
+// restored from a backup counts some of them a second time: then the other numbers tell values apart.
+func version(stat *zk.Stat) string {
+	return fmt.Sprintf("%x.%x.%x.%x.%x", stat.Czxid, stat.Mzxid, stat.Version, stat.Mtime, stat.DataLength)
+}
+
+// finding is how a node is, compared with what the receiver has.
+type finding int
+
+const (
+	changed  finding = iota
+	asKnown          // as this watch has delivered it
+	asCopied         // as the receiver had it before this watch, which has not said so yet
+)
+
+// node reads a node unless it is as known, and leaves a watch on it. all: there was no event, so most likely it is.
+func (w *mapWatch) node(ctx context.Context, index int, all bool) (n node, found finding, err error) {
 	path, k := w.path(index), &w.known[index]
-	if k.seen && w.s.client.isArmed(path) {
-		stat, err := w.s.client.stat(ctx, path)
-		if err == nil && k.same(stat) {
-			return node{}, false, nil
+	if k.copied != "" || k.seen && (all || w.s.client.isArmed(path)) {
+		stat, err := w.s.client.statWatched(ctx, path)
+		switch {
+		case err != nil:
+			return node{}, changed, err
+		case k.seen && k.same(stat):
+			return node{}, asKnown, nil
+		case k.copied != "" && stat != nil && version(stat) == k.copied:
+			k.seen, k.exist, k.stat, k.copied = true, true, *stat, ""
+			return node{}, asCopied, nil
 		}
-		if err != nil {
-			return node{}, true, err
-		}
+		k.copied = ""
 	}
 	n, err = w.s.client.getWatched(ctx, path)
 	if err == nil && k.olderThanKnown(n) {
@@ -312,16 +358,16 @@ func (w *mapWatch) node(ctx context.Context, index int) (n node, changed bool, e
 	}
 	if err != nil {
 		k.seen = false // ask again at the next occasion
-		return node{}, true, err
+		return node{}, changed, err
 	}
 	if k.same(n.stat) && k.seen {
-		return node{}, false, nil
+		return node{}, asKnown, nil
 	}
 	k.seen, k.exist = true, n.exists()
 	if n.exists() {
 		k.stat = *n.stat
 	}
-	return n, true, nil
+	return n, changed, nil
 }
 
 // same tells whether a node with that stat (nil: absent) is the one that was delivered.
@@ -339,11 +385,19 @@ func (k *known) olderThanKnown(n node) bool {
 	return n.stat.Mzxid < k.stat.Mzxid || !k.exist && n.stat.Mzxid == k.stat.Mzxid
 }
 
-// stat asks for a node's state; nil when it is absent.
-func (c *client) stat(ctx context.Context, path string) (*zk.Stat, error) {
+// statWatched asks for a node's state, nil when it is absent, and makes sure that there is a watch on it, as getWatched
+// does.
+func (c *client) statWatched(ctx context.Context, path string) (*zk.Stat, error) {
 	return read(ctx, c, "reading "+path, func(conn *zk.Conn) (*zk.Stat, error) {
-		ok, stat, err := conn.Exists(path)
-		if err != nil || !ok {
+		var exists bool
+		var stat *zk.Stat
+		var err error
+		if confirm := c.arming(path, false); confirm == nil {
+			exists, stat, err = conn.Exists(path)
+		} else if exists, stat, _, err = conn.ExistsW(path); err == nil {
+			confirm()
+		}
+		if err != nil || !exists {
 			return nil, err
 		}
 		return stat, nil

@@ -373,4 +373,7 @@ func parseACL(text string, credentials bool) (acl, secret []zk.ACL, err error) {
 	return acl, secret, nil
 }
 
-var _ store.Store = (*Store)(nil)
+var (
+	_ store.Store   = (*Store)(nil)
+	_ store.Resumer = (*Store)(nil)
+)

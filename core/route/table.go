@@ -259,6 +259,20 @@ func (t *Table) WithUnknown(parts ...int) *Table {
 	return &next
 }
 
+// Unknown lists the parts that count as never read, as WithUnknown takes them.
+func (t *Table) Unknown() []int {
+	var parts []int
+	if t.rulesUnread {
+		parts = append(parts, RulesBucket)
+	}
+	for i, s := range t.shards {
+		if s.unknown {
+			parts = append(parts, i)
+		}
+	}
+	return parts
+}
+
 // setRules replaces the rules of t, which is still being built, and returns the scopes that differ from old.
 func (t *Table) setRules(rules []Rule, old *Table) (scopes []string, err error) {
 	t.rules = slices.Clone(rules)

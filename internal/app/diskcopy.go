@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -17,8 +18,8 @@ import (
 )
 
 // diskCopy is the last good map on the disk of a proxy whose store is elsewhere: what is served after a restart while
-// the store is away. The file is a JSON header line, the stored buckets, each with index and length in front, and a
-// SHA-256 of all of it.
+// the store is away, and what need not be read again when it answers. The file is a JSON header line, the stored buckets,
+// each with index and length in front, and a SHA-256 of all of it.
 type diskCopy struct{ path string }
 
 type copyHeader struct {
@@ -27,9 +28,24 @@ type copyHeader struct {
 	Digest  string       `json:"digest"`
 	Buckets int          `json:"buckets"`
 	Rules   []route.Rule `json:"rules"`
+	// Unknown are the parts that were never read (route.Table.Unknown).
+	Unknown []int `json:"unknown,omitempty"`
+	// Map and Versions are a store.Known.
+	Map      string         `json:"map,omitempty"`
+	Versions map[int]string `json:"versions,omitempty"`
+}
+
+// servedMap is a table together with what it was made from.
+type servedMap struct {
+	table *route.Table
+	known store.Known // versions of buckets of table; never of others
 }
 
 const copyFormat = 1
+
+func (m servedMap) same(o servedMap) bool {
+	return o.table != nil && m.table.Digest() == o.table.Digest() && m.known.Map == o.known.Map && maps.Equal(m.known.Versions, o.known.Versions)
+}
 
 // newDiskCopy makes the directory when it is missing.
 func newDiskCopy(dir string) (*diskCopy, error) {
@@ -40,10 +56,10 @@ func newDiskCopy(dir string) (*diskCopy, error) {
 }
 
 // save replaces the copy, atomically and durably.
-func (d *diskCopy) save(table *route.Table, now time.Time) error {
+func (d *diskCopy) save(m servedMap, now time.Time) error {
 	var buckets [][]byte
 	for i := range route.BucketCount {
-		entries := table.Entries(i)
+		entries := m.table.Entries(i)
 		if len(entries) == 0 {
 			continue
 		}
@@ -51,7 +67,10 @@ func (d *diskCopy) save(table *route.Table, now time.Time) error {
 		frame := binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint16(nil, uint16(i)), uint32(len(body)))
 		buckets = append(buckets, append(frame, body...))
 	}
-	head, err := json.Marshal(copyHeader{copyFormat, now.UTC(), table.Digest(), len(buckets), table.Rules()})
+	head, err := json.Marshal(copyHeader{
+		Format: copyFormat, Saved: now.UTC(), Digest: m.table.Digest(), Buckets: len(buckets), Rules: m.table.Rules(),
+		Unknown: m.table.Unknown(), Map: m.known.Map, Versions: m.known.Versions,
+	})
 	if err != nil {
 		return err
 	}
@@ -61,62 +80,70 @@ func (d *diskCopy) save(table *route.Table, now time.Time) error {
 }
 
 // load reads the copy; a nil table means that there is none.
-func (d *diskCopy) load() (*route.Table, time.Time, error) {
+func (d *diskCopy) load() (servedMap, time.Time, error) {
 	raw, err := os.ReadFile(d.path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, time.Time{}, nil
+		return servedMap{}, time.Time{}, nil
 	}
 	if err != nil {
-		return nil, time.Time{}, err
+		return servedMap{}, time.Time{}, err
 	}
-	table, saved, err := parseCopy(raw)
+	m, saved, err := parseCopy(raw)
 	if err != nil {
-		return nil, time.Time{}, fmt.Errorf("the last good map in %s cannot be used (remove the file to start without it): %w", d.path, err)
+		return servedMap{}, time.Time{}, fmt.Errorf("the last good map in %s cannot be used (remove the file to start without it): %w", d.path, err)
 	}
-	return table, saved, nil
+	return m, saved, nil
 }
 
-func parseCopy(raw []byte) (*route.Table, time.Time, error) {
+func parseCopy(raw []byte) (servedMap, time.Time, error) {
 	if len(raw) < sha256.Size {
-		return nil, time.Time{}, errors.New("it is cut off")
+		return servedMap{}, time.Time{}, errors.New("it is cut off")
 	}
 	body := raw[:len(raw)-sha256.Size]
 	if sum := sha256.Sum256(body); string(sum[:]) != string(raw[len(body):]) {
-		return nil, time.Time{}, errors.New("its checksum does not match")
+		return servedMap{}, time.Time{}, errors.New("its checksum does not match")
 	}
 	end := slices.Index(body, '\n')
 	if end < 0 {
-		return nil, time.Time{}, errors.New("it has no header")
+		return servedMap{}, time.Time{}, errors.New("it has no header")
 	}
 	var head copyHeader
 	if err := json.Unmarshal(body[:end], &head); err != nil {
-		return nil, time.Time{}, fmt.Errorf("header: %w", err)
+		return servedMap{}, time.Time{}, fmt.Errorf("header: %w", err)
 	}
 	if head.Format != copyFormat {
-		return nil, time.Time{}, fmt.Errorf("format %d, this version knows %d", head.Format, copyFormat)
+		return servedMap{}, time.Time{}, fmt.Errorf("format %d, this version knows %d", head.Format, copyFormat)
 	}
 	body = body[end+1:]
 	buckets := make(map[int][]route.Entry, head.Buckets)
 	for range head.Buckets {
 		if len(body) < 6 || len(body)-6 < int(binary.BigEndian.Uint32(body[2:])) {
-			return nil, time.Time{}, errors.New("a bucket is cut off")
+			return servedMap{}, time.Time{}, errors.New("a bucket is cut off")
 		}
 		index, size := int(binary.BigEndian.Uint16(body)), int(binary.BigEndian.Uint32(body[2:]))
 		bucket, err := store.DecodeBucket(index, body[6:6+size])
 		if err != nil {
-			return nil, time.Time{}, err
+			return servedMap{}, time.Time{}, err
 		}
 		buckets[index] = bucket.Entries()
 		body = body[6+size:]
 	}
 	table, _, err := route.Empty().With(buckets, &head.Rules)
 	if err != nil {
-		return nil, time.Time{}, err
+		return servedMap{}, time.Time{}, err
+	}
+	if len(head.Unknown) > 0 {
+		for _, part := range head.Unknown {
+			if part < route.RulesBucket || part >= route.BucketCount {
+				return servedMap{}, time.Time{}, fmt.Errorf("there is no part %d of a map", part)
+			}
+		}
+		table = table.WithUnknown(head.Unknown...)
 	}
 	if table.Digest() != head.Digest {
-		return nil, time.Time{}, fmt.Errorf("its content has digest %s, its header says %s", table.Digest(), head.Digest)
+		return servedMap{}, time.Time{}, fmt.Errorf("its content has digest %s, its header says %s", table.Digest(), head.Digest)
 	}
-	return table, head.Saved, nil
+	return servedMap{table, store.Known{Map: head.Map, Versions: head.Versions}}, head.Saved, nil
 }
 
 // writeDurably replaces a file so that a crash leaves the old or the new one.

@@ -26,7 +26,10 @@ type mapKeeper struct {
 	copy  *diskCopy // nil without a state directory
 	self  func() store.Proxy
 
-	table   atomic.Pointer[route.Table]
+	table atomic.Pointer[route.Table] // written under mu
+	mu    sync.Mutex                  // guards known, and that it is of table
+	known store.Known                 // versions of buckets, as the table has them
+
 	loaded  chan struct{} // closed when there is a map, from the store or from the disk
 	load    func()        // closes loaded, once
 	synced  atomic.Bool   // the store has delivered the whole map since the start
@@ -36,6 +39,8 @@ type mapKeeper struct {
 	// Owned by the watch:
 	initial store.Update // what came before the map was whole
 	badNow  map[int]bool
+
+	onDisk servedMap // what the copy holds; of saveChanges, once it runs
 
 	work  chan func() // evictions whose switch record has to be read first
 	tasks sync.WaitGroup
@@ -68,11 +73,14 @@ func (k *mapKeeper) loadCopy() error {
 	if k.copy == nil {
 		return nil
 	}
-	table, saved, err := k.copy.load()
+	m, saved, err := k.copy.load()
+	table := m.table
 	if err != nil || table == nil {
 		return err
 	}
 	k.table.Store(table)
+	k.known, k.onDisk = m.known, m
+	k.onDisk.known.Versions = maps.Clone(m.known.Versions)
 	k.load()
 	k.log.Info("serving the map from the disk until the store answers", "saved", saved.Format(time.RFC3339), "entries", table.Len(), "digest", table.Digest())
 	return nil
@@ -93,12 +101,46 @@ func (k *mapKeeper) run(ctx context.Context) error {
 		})
 	}
 	k.tasks.Go(func() { k.saveChanges(ctx) })
-	err := k.store.Watch(ctx, func(u store.Update) { k.update(ctx, u) })
+	err := k.watch(ctx, func(u store.Update) { k.update(ctx, u) })
 	if ctx.Err() != nil {
 		err = nil
 	}
 	k.tasks.Wait()
 	return err
+}
+
+// watch has delivered what the copy on the disk does not have, if the store can tell.
+func (k *mapKeeper) watch(ctx context.Context, sink func(store.Update)) error {
+	if r, ok := k.store.(store.Resumer); ok {
+		return r.Resume(ctx, k.served().known, sink)
+	}
+	return k.store.Watch(ctx, sink)
+}
+
+// served is the table with the versions of its buckets; both are the caller's.
+func (k *mapKeeper) served() servedMap {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return servedMap{k.table.Load(), store.Known{Map: k.known.Map, Versions: maps.Clone(k.known.Versions)}}
+}
+
+// swap replaces the table. u is what was taken over into it: of these buckets the versions count from now on.
+func (k *mapKeeper) swap(next *route.Table, u store.Update) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.table.Store(next)
+	if u.Map != "" && u.Map != k.known.Map {
+		k.known = store.Known{Map: u.Map}
+	}
+	for i := range u.Buckets {
+		delete(k.known.Versions, i)
+		if version, ok := u.Versions[i]; ok {
+			if k.known.Versions == nil {
+				k.known.Versions = make(map[int]string)
+			}
+			k.known.Versions[i] = version
+		}
+	}
 }
 
 // update takes one event of the watch.
@@ -109,19 +151,28 @@ func (k *mapKeeper) update(ctx context.Context, u store.Update) {
 		if !u.Synced {
 			return
 		}
-		// Only now is known what is not in the map: the disk's copy may have more.
+		// Only now is known what is not in the map: the disk's copy may have more, and be one of another map.
 		u = k.initial
 		k.initial = store.Update{}
+		known := k.served().known
+		stranger := known.Map != "" && u.Map != "" && known.Map != u.Map
+		kept := make(map[int]bool, len(u.Kept))
+		for _, i := range u.Kept {
+			kept[i] = true
+		}
 		for i := range route.BucketCount {
-			if _, ok := u.Buckets[i]; !ok && u.Bad[i] == nil {
+			if _, ok := u.Buckets[i]; !ok && (u.Bad[i] == nil || stranger) && !kept[i] {
 				u.Buckets[i] = nil
 			}
 		}
+		if stranger && u.Rules == nil {
+			u.Rules = &[]route.Rule{}
+		}
 		k.apply(ctx, u, true)
-		k.hideUnread()
 		k.synced.Store(true)
 		k.load()
-		k.log.Info("the map is loaded", "entries", k.table.Load().Len(), "rules", len(k.table.Load().Rules()), "digest", k.table.Load().Digest())
+		k.log.Info("the map is loaded", "entries", k.table.Load().Len(), "rules", len(k.table.Load().Rules()), "digest", k.table.Load().Digest(),
+			"buckets_kept_from_disk", len(kept))
 		return
 	}
 	k.apply(ctx, u, false)
@@ -131,9 +182,19 @@ func (k *mapKeeper) collect(u store.Update) {
 	if k.initial.Buckets == nil {
 		k.initial.Buckets = make(map[int][]route.Entry)
 		k.initial.Bad = make(map[int]error)
+		k.initial.Versions = make(map[int]string)
+	}
+	if u.Map != "" {
+		k.initial.Map = u.Map
 	}
 	for i, entries := range u.Buckets {
 		k.initial.Buckets[i] = entries
+		delete(k.initial.Bad, i)
+		delete(k.initial.Versions, i)
+	}
+	maps.Copy(k.initial.Versions, u.Versions)
+	for _, i := range u.Kept {
+		k.initial.Kept = append(k.initial.Kept, i)
 		delete(k.initial.Bad, i)
 	}
 	for i, err := range u.Bad {
@@ -152,6 +213,9 @@ func (k *mapKeeper) noteBad(u store.Update) {
 	for i := range u.Buckets {
 		delete(k.badNow, i)
 	}
+	for _, i := range u.Kept {
+		delete(k.badNow, i)
+	}
 	if u.Rules != nil {
 		delete(k.badNow, -1)
 	}
@@ -165,26 +229,23 @@ func partName(i int) string {
 	return fmt.Sprintf("routes/%04d", i)
 }
 
-// hideUnread has the parts that could not be used, and of which no older copy is there, count as unknown: their topics are
-// refused rather than sent to the default cluster.
-func (k *mapKeeper) hideUnread() {
-	if len(k.badNow) > 0 {
-		k.table.Store(k.table.Load().WithUnknown(slices.Collect(maps.Keys(k.badNow))...))
-	}
-}
-
 // apply builds the next table, swaps it in, and has evicted what moved. first: that may be every topic of the map, and the switches
 // that moved them are over.
 func (k *mapKeeper) apply(ctx context.Context, u store.Update, first bool) {
 	old := k.table.Load()
 	next, changes, err := old.With(u.Buckets, u.Rules)
 	if err != nil {
-		next, changes = k.applySingly(old, u)
+		next, changes = k.applySingly(old, &u)
 	}
+	if first && len(k.badNow) > 0 {
+		// Parts that could not be used, and of which no older copy is there, are unknown: their topics are refused rather
+		// than sent to the default cluster.
+		next = next.WithUnknown(slices.Collect(maps.Keys(k.badNow))...)
+	}
+	k.swap(next, u)
 	if next == old {
 		return
 	}
-	k.table.Store(next)
 	select {
 	case k.changed <- struct{}{}:
 	default:
@@ -202,23 +263,26 @@ func (k *mapKeeper) apply(ctx context.Context, u store.Update, first bool) {
 	}
 }
 
-// applySingly is apply's way when something in u cannot be used: whatever can is.
-func (k *mapKeeper) applySingly(table *route.Table, u store.Update) (*route.Table, route.Changes) {
+// applySingly is apply's way when something in u cannot be used: whatever can is, and the rest is taken out of u.
+func (k *mapKeeper) applySingly(table *route.Table, u *store.Update) (*route.Table, route.Changes) {
 	var all route.Changes
-	try := func(part int, buckets map[int][]route.Entry, rules *[]route.Rule) {
+	try := func(part int, buckets map[int][]route.Entry, rules *[]route.Rule) bool {
 		next, changes, err := table.With(buckets, rules)
 		if err != nil {
 			k.badNow[part] = true
 			k.bad.Store(int64(len(k.badNow)))
 			k.log.Error("a part of the map cannot be used; the last good one stays in force", "part", partName(part), "err", err)
-			return
+			return false
 		}
 		table = next
 		all.Topics = append(all.Topics, changes.Topics...)
 		all.Scopes = append(all.Scopes, changes.Scopes...)
+		return true
 	}
 	for i, entries := range u.Buckets {
-		try(i, map[int][]route.Entry{i: entries}, nil)
+		if !try(i, map[int][]route.Entry{i: entries}, nil) {
+			delete(u.Buckets, i)
+		}
 	}
 	if u.Rules != nil {
 		try(-1, nil, u.Rules)
@@ -343,16 +407,16 @@ func (k *mapKeeper) saveChanges(ctx context.Context) {
 	}
 	ticker := time.NewTicker(saveEvery)
 	defer ticker.Stop()
-	saved := ""
 	save := func() {
-		table := k.table.Load()
-		if digest := table.Digest(); k.synced.Load() && digest != saved {
-			if err := k.copy.save(table, time.Now()); err != nil {
-				k.log.Error("the last good map could not be written to the disk", "err", err)
-				return
-			}
-			saved = digest
+		m := k.served()
+		if !k.synced.Load() || m.same(k.onDisk) {
+			return
 		}
+		if err := k.copy.save(m, time.Now()); err != nil {
+			k.log.Error("the last good map could not be written to the disk", "err", err)
+			return
+		}
+		k.onDisk = m
 	}
 	for {
 		select {

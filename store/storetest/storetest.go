@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"reflect"
 	"slices"
@@ -104,6 +105,8 @@ type View struct {
 	updates int
 	fault   string
 	epochs  map[string]uint64
+	known   store.Known
+	got     map[int]bool // buckets that were delivered
 	done    chan error
 	cancel  context.CancelFunc
 }
@@ -112,17 +115,32 @@ type View struct {
 // goes back.
 func Watch(t *testing.T, s store.Store) *View {
 	t.Helper()
-	v := &View{buckets: map[int][]route.Entry{}, bad: map[int]error{}, epochs: map[string]uint64{}, done: make(chan error, 1)}
+	v := &View{buckets: map[int][]route.Entry{}, epochs: map[string]uint64{}, known: store.Known{Versions: map[int]string{}}}
+	v.start(t, s.Watch)
+	return v
+}
+
+// Resume is Watch with what an earlier view, which was stopped, has seen.
+func Resume(t *testing.T, s store.Resumer, before *View) *View {
+	t.Helper()
+	v := &View{buckets: maps.Clone(before.buckets), epochs: maps.Clone(before.epochs)}
+	v.known = store.Known{Map: before.known.Map, Versions: maps.Clone(before.known.Versions)}
+	known := store.Known{Map: v.known.Map, Versions: maps.Clone(v.known.Versions)}
+	v.start(t, func(ctx context.Context, sink func(store.Update)) error { return s.Resume(ctx, known, sink) })
+	return v
+}
+
+func (v *View) start(t *testing.T, watch func(context.Context, func(store.Update)) error) {
+	v.bad, v.got, v.done = map[int]error{}, map[int]bool{}, make(chan error, 1)
 	v.changed = sync.NewCond(&v.mu)
 	ctx, cancel := context.WithCancel(context.Background())
 	v.cancel = cancel
-	go func() { v.done <- s.Watch(ctx, v.take) }()
+	go func() { v.done <- watch(ctx, v.take) }()
 	t.Cleanup(func() {
 		if v.cancel != nil {
 			v.Stop(t)
 		}
 	})
-	return v
 }
 
 // Stop ends the watch.
@@ -160,6 +178,20 @@ func (v *View) take(u store.Update) {
 			v.epochs[e.Topic] = e.Epoch
 		}
 		v.buckets[i] = b
+		v.got[i] = true
+		delete(v.bad, i)
+		delete(v.known.Versions, i)
+	}
+	for i, version := range u.Versions {
+		v.known.Versions[i] = version
+	}
+	if u.Map != "" {
+		v.known.Map = u.Map
+	}
+	for _, i := range u.Kept {
+		if v.known.Versions[i] == "" || v.got[i] {
+			v.fault = fmt.Sprintf("bucket %d is said to be kept, and is not known from before", i)
+		}
 		delete(v.bad, i)
 	}
 	if u.Rules != nil {
@@ -218,12 +250,14 @@ func (v *View) AwaitMap(t *testing.T, entries []route.Entry, rules []route.Rule)
 	})
 }
 
-// Entries is the number of entries, Bad the fault of a bucket, Buckets the number of buckets that were named, Updates
-// the number of updates. Within Await's function, or after Stop.
+// Entries is the number of entries, Bad the fault of a bucket, Buckets the number of buckets that were named, Got tells
+// whether a bucket was delivered, Known is what a Resume may be told. Within Await's function, or after Stop.
 func (v *View) Entries() int        { return len(v.entries()) }
 func (v *View) Bad(index int) error { return v.bad[index] }
 func (v *View) Buckets() int        { return len(v.buckets) }
 func (v *View) Rules() []route.Rule { return v.rules }
+func (v *View) Got(index int) bool  { return v.got[index] }
+func (v *View) Known() store.Known  { return v.known }
 
 func (v *View) entries() []route.Entry {
 	var all []route.Entry

@@ -1,0 +1,245 @@
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"os"
+	"slices"
+	"testing"
+	"time"
+
+	"pointsman/core/route"
+	"pointsman/store"
+)
+
+// scriptedStore delivers what a test says, and notes what its watch was told.
+type scriptedStore struct {
+	store.Store
+	known   chan store.Known
+	updates chan store.Update
+}
+
+func newScriptedStore() *scriptedStore {
+	return &scriptedStore{known: make(chan store.Known, 1), updates: make(chan store.Update)}
+}
+
+func (s *scriptedStore) Resume(ctx context.Context, known store.Known, sink func(store.Update)) error {
+	s.known <- known
+	for {
+		select {
+		case u := <-s.updates:
+			sink(u)
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// run keeps the map of s with a copy in dir until the returned function is called.
+func (s *scriptedStore) run(t *testing.T, dir string) (k *mapKeeper, stop func()) {
+	t.Helper()
+	disk, err := newDiskCopy(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	k = newMapKeeper(s, slog.New(slog.DiscardHandler), disk)
+	k.loops, k.self = noLoops{}, func() store.Proxy { return store.Proxy{} }
+	if err := k.loadCopy(); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- k.run(ctx) }()
+	return k, func() {
+		t.Helper()
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// named are the topics of three buckets.
+func named(t *testing.T) (topics [3]route.Topic, entries map[int][]route.Entry) {
+	t.Helper()
+	entries = map[int][]route.Entry{}
+	for i := range topics {
+		var err error
+		if topics[i], err = route.ParseTopic(fmt.Sprintf("persistent://acme/orders/t%d", i)); err != nil {
+			t.Fatal(err)
+		}
+		bucket := route.Bucket(topics[i].Base())
+		if entries[bucket] != nil {
+			t.Fatal("two topics have one bucket")
+		}
+		entries[bucket] = []route.Entry{{Topic: topics[i].Base(), Cluster: "b", Epoch: 1}}
+	}
+	return topics, entries
+}
+
+func clusterOf(k *mapKeeper, topic route.Topic) string {
+	return k.table.Load().Decide(topic, "default").Cluster
+}
+
+// A proxy that starts with a copy tells the store what it has, keeps what has not changed, and has the rest replaced.
+func TestAStartWithACopyTakesOnlyWhatChanged(t *testing.T) {
+	dir := t.TempDir()
+	topics, entries := named(t)
+	var at [3]int
+	for i := range topics {
+		at[i] = route.Bucket(topics[i].Base())
+	}
+	first := newScriptedStore()
+	k, stop := first.run(t, dir)
+	if known := <-first.known; len(known.Versions) != 0 {
+		t.Fatalf("without a copy the watch is told %+v", known)
+	}
+	first.updates <- store.Update{Buckets: entries, Rules: &[]route.Rule{}, Map: "m", Versions: map[int]string{at[0]: "v0", at[1]: "v1", at[2]: "v2"}}
+	first.updates <- store.Update{Synced: true, Map: "m"}
+	// A value without a version, and one whose entry the table refuses: the copy must not claim to have them.
+	first.updates <- store.Update{Synced: true, Map: "m", Buckets: map[int][]route.Entry{at[1]: entries[at[1]]}}
+	first.updates <- store.Update{Synced: true, Map: "m", Buckets: map[int][]route.Entry{at[2]: {{Topic: "no topic", Cluster: "b"}}}, Versions: map[int]string{at[2]: "v2-refused"}}
+	first.updates <- store.Update{Synced: true, Map: "m"}
+	stop()
+	if n := k.bad.Load(); n != 1 {
+		t.Fatalf("%d bad parts, want the refused one", n)
+	}
+
+	second := newScriptedStore()
+	k, stop = second.run(t, dir)
+	if known := <-second.known; known.Map != "m" || !maps.Equal(known.Versions, map[int]string{at[0]: "v0", at[2]: "v2"}) {
+		t.Errorf("the watch is told %+v, want the versions v0 and v2 of map m", known)
+	}
+	second.updates <- store.Update{Kept: []int{at[0]}, Rules: &[]route.Rule{}, Map: "m", Synced: true,
+		Buckets: map[int][]route.Entry{at[1]: {{Topic: topics[1].Base(), Cluster: "c", Epoch: 2}}}, Versions: map[int]string{at[1]: "v1-new"}}
+	second.updates <- store.Update{Synced: true, Map: "m"} // the one before is done
+	if a, b, c := clusterOf(k, topics[0]), clusterOf(k, topics[1]), clusterOf(k, topics[2]); a != "b" || b != "c" || c != "default" {
+		t.Errorf("kept, replaced and gone topics belong to %s, %s, %s; want b, c, default", a, b, c)
+	}
+	stop()
+	third := newScriptedStore()
+	_, stop = third.run(t, dir)
+	if known := <-third.known; !maps.Equal(known.Versions, map[int]string{at[0]: "v0", at[1]: "v1-new"}) {
+		t.Errorf("the third start knows %+v", known)
+	}
+	stop()
+}
+
+// Nothing of another map stays in force, also where the new one cannot be read.
+func TestACopyOfAnotherMapLeavesNothingBehind(t *testing.T) {
+	dir := t.TempDir()
+	topics, entries := named(t)
+	versions := map[int]string{}
+	for i := range entries {
+		versions[i] = "v"
+	}
+	first := newScriptedStore()
+	_, stop := first.run(t, dir)
+	<-first.known
+	first.updates <- store.Update{Buckets: entries, Rules: &[]route.Rule{{Cluster: "b"}}, Map: "m", Versions: versions, Synced: true}
+	first.updates <- store.Update{Synced: true, Map: "m"}
+	stop()
+
+	second := newScriptedStore()
+	k, stop := second.run(t, dir)
+	<-second.known
+	bad := route.Bucket(topics[0].Base())
+	second.updates <- store.Update{Map: "other", Synced: true, Bad: map[int]error{bad: errors.New("damaged"), store.BadRules: errors.New("damaged")}}
+	second.updates <- store.Update{Synced: true, Map: "other"}
+	if d := k.table.Load().Decide(topics[0], "default"); d.Source != route.SourceUnknown {
+		t.Errorf("a topic whose bucket cannot be read: %+v, want SourceUnknown", d)
+	}
+	if d := k.table.Load().Decide(topics[1], "default"); d.Source != route.SourceUnknown {
+		t.Errorf("a topic whose rules cannot be read: %+v, want SourceUnknown", d)
+	}
+	if known := k.served().known; known.Map != "other" || len(known.Versions) != 0 {
+		t.Errorf("versions of the other map are left: %+v", known)
+	}
+	stop()
+}
+
+// What was unreadable is unknown after a restart too: an empty bucket would send its topics to the default cluster.
+func TestACopyRemembersWhatCouldNotBeRead(t *testing.T) {
+	dir := t.TempDir()
+	topics, entries := named(t)
+	bad := route.Bucket(topics[0].Base())
+	delete(entries, bad)
+	first := newScriptedStore()
+	_, stop := first.run(t, dir)
+	<-first.known
+	first.updates <- store.Update{Buckets: entries, Map: "m", Synced: true, Bad: map[int]error{bad: errors.New("damaged"), store.BadRules: errors.New("damaged")}}
+	first.updates <- store.Update{Synced: true, Map: "m"}
+	stop()
+
+	second := newScriptedStore()
+	k, stop := second.run(t, dir)
+	defer stop()
+	if d := k.table.Load().Decide(topics[0], "default"); d.Source != route.SourceUnknown {
+		t.Errorf("a topic whose bucket was never read: %+v, want SourceUnknown", d)
+	}
+	if c := clusterOf(k, topics[1]); c != "b" {
+		t.Errorf("a topic with an entry belongs to %q", c)
+	}
+	if unknown := k.table.Load().Unknown(); !slices.Equal(unknown, []int{route.RulesBucket, bad}) {
+		t.Errorf("unknown parts %v", unknown)
+	}
+}
+
+// Copies of the version before have no versions of buckets; they serve, and are read again.
+func TestACopyWithoutVersionsServes(t *testing.T) {
+	_, entries := named(t)
+	table, _, err := route.Empty().With(entries, &[]route.Rule{{Cluster: "b"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	disk, err := newDiskCopy(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	saved := time.Date(2026, 11, 29, 12, 0, 0, 0, time.UTC)
+	if err := disk.save(servedMap{table: table}, saved); err != nil {
+		t.Fatal(err)
+	}
+	m, at, err := disk.load()
+	if err != nil || !at.Equal(saved) || m.table.Digest() != table.Digest() || len(m.known.Versions) != 0 {
+		t.Errorf("%+v, %v, %v", m.known, at, err)
+	}
+}
+
+// A start that finds nothing new does not write the file again.
+func TestAnUnchangedMapIsNotWrittenAgain(t *testing.T) {
+	dir := t.TempDir()
+	_, entries := named(t)
+	versions := map[int]string{}
+	var all []int
+	for i := range entries {
+		versions[i] = "v"
+		all = append(all, i)
+	}
+	first := newScriptedStore()
+	k, stop := first.run(t, dir)
+	<-first.known
+	first.updates <- store.Update{Buckets: entries, Rules: &[]route.Rule{}, Map: "m", Versions: versions, Synced: true}
+	first.updates <- store.Update{Synced: true, Map: "m"}
+	stop()
+	before, err := os.Stat(k.copy.path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	second := newScriptedStore()
+	k, stop = second.run(t, dir)
+	<-second.known
+	second.updates <- store.Update{Kept: all, Rules: &[]route.Rule{}, Map: "m", Synced: true}
+	second.updates <- store.Update{Synced: true, Map: "m"}
+	stop()
+	after, err := os.Stat(k.copy.path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !os.SameFile(before, after) {
+		t.Error("the copy was replaced although nothing has changed")
+	}
+}
