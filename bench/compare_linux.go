@@ -14,6 +14,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
 )
 
 // Run is one scenario on one target, once.
@@ -25,6 +27,9 @@ type Run struct {
 	Ops     uint64             `json:"operations"`
 
 	Negotiated string `json:"negotiated,omitempty"` // of TLS
+
+	// Latency is the histogram of latencies in ns, in HdrHistogram's compressed form.
+	Latency []byte `json:"latency_hdr,omitempty"`
 
 	// Processor time during the window, as shares of one core.
 	ProxyCores  float64 `json:"proxy_cores"`
@@ -43,7 +48,8 @@ type Result struct {
 	Skipped map[string]string           `json:"skipped,omitempty"` // targets that could not be measured, and why
 	Ratios  map[string]map[string]Ratio `json:"ratios"`            // pointsman ÷ peer, by peer and measure
 
-	names []string // of the targets
+	names      []string // of the targets
+	peerRounds int      // see standardCase
 }
 
 // Machine is where a result was made.
@@ -56,10 +62,11 @@ type Machine struct {
 
 // measures are what each scenario is compared by, the most important first; smaller is better in all of them.
 var measures = map[string][]string{
-	"produce": {"cpu_per_message", "switches_per_message"},
-	"consume": {"cpu_per_message", "switches_per_message"},
-	"rate":    {"added_p50", "cpu_per_message", "switches_per_message", "p50", "p99"},
+	"produce": {"cpu_per_message", "switches_per_message", "rss_mib"},
+	"consume": {"cpu_per_message", "switches_per_message", "rss_mib"},
+	"rate":    {"added_p50", "cpu_per_message", "switches_per_message", "p50", "p99", "p99_to_p50"},
 	"lookup":  {"cpu_per_100k_lookups", "p50", "p99", "broker_connections"},
+	"connect": {"cpu_per_10k_cycles", "p50"},
 	"churn":   {"cpu_per_10k_cycles", "p50"},
 	"hold":    {"kib_per_connection", "files_per_connection"},
 	"stall":   {"rss_growth_mib", "p99_growth"},
@@ -68,7 +75,7 @@ var measures = map[string][]string{
 // units are the measures' units, for the tables.
 var units = map[string]string{
 	"cpu_per_message": "µs", "switches_per_message": "", "added_p50": "µs", "p50": "µs", "p99": "µs", "cpu_per_100k_lookups": "s", "broker_connections": "",
-	"cpu_per_10k_cycles": "s", "kib_per_connection": "KiB", "files_per_connection": "", "rss_growth_mib": "MiB", "p99_growth": "×",
+	"cpu_per_10k_cycles": "s", "kib_per_connection": "KiB", "files_per_connection": "", "rss_growth_mib": "MiB", "p99_growth": "×", "rss_mib": "MiB", "p99_to_p50": "×",
 }
 
 // Compare runs a scenario over all targets, interleaved (A B C A B C …), and sums it up.
@@ -174,6 +181,10 @@ func measure(t *target, broker *process, p Params) (run Run, err error) {
 	m["ops_per_second"] = ops / run.Seconds
 	if h := l.base().latency; h.TotalCount() > 0 {
 		m["p50"], m["p99"], m["max"] = micros(h.ValueAtQuantile(50)), micros(h.ValueAtQuantile(99)), micros(h.Max())
+		m["p99_to_p50"] = m["p99"] / m["p50"]
+		if run.Latency, err = h.Encode(hdrhistogram.V2CompressedEncodingCookieBase); err != nil {
+			return run, fmt.Errorf("histogram of latencies: %w", err)
+		}
 	}
 	if t.proc == nil {
 		return run, nil
@@ -195,7 +206,7 @@ func measure(t *target, broker *process, p Params) (run Run, err error) {
 			return run, err
 		}
 		m["broker_connections"] = float64(n)
-	case "churn":
+	case "churn", "connect":
 		m["cpu_per_10k_cycles"] = cpu * 1e4 / ops
 	case "hold":
 		n := float64(p.Connections)

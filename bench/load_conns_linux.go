@@ -8,11 +8,13 @@ import (
 	"pointsman/codec"
 )
 
-// churnLoad connects, looks one topic up and closes, on as many connections at a time as p says.
+// churnLoad connects, looks one topic up and closes, on as many connections at a time as p says. In the scenario connect it names a broker
+// in its CONNECT and closes when that has answered: what is left is the making and ending of connections, and the handshakes.
 type churnLoad struct {
 	tally
 	at      server
 	connect []byte
+	bare    bool // no LOOKUP
 	tmpl    lookupTemplate
 	cycles  int
 	start   time.Time
@@ -32,11 +34,29 @@ func newChurnLoad(p Params, at server) (*churnLoad, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := &churnLoad{tally: t, at: at, connect: connectFrame(""), tmpl: newLookupTemplate(), start: time.Now()}
+	l := &churnLoad{tally: t, at: at, connect: connectFrame(""), bare: p.Scenario == "connect", tmpl: newLookupTemplate(), start: time.Now()}
+	if l.bare {
+		target, err := lookupOnce(at)
+		if err != nil {
+			l.loop.close()
+			return nil, err
+		}
+		l.connect = connectFrame(target)
+	}
 	for range p.Connections {
 		l.begin()
 	}
 	return l, l.err
+}
+
+// lookupOnce is the broker of a topic, asked for on a connection of its own.
+func lookupOnce(at server) (target string, err error) {
+	k, err := openLink(at, 0, "")
+	if err != nil {
+		return "", err
+	}
+	defer k.close()
+	return k.lookup(benchTopic(0))
 }
 
 func (l *churnLoad) close() {
@@ -93,20 +113,29 @@ func (c *cycle) frame(k *conn, h codec.Head, cmd []byte) {
 	l := c.load
 	switch h.Type {
 	case codec.TypeConnected:
+		if l.bare {
+			c.end(k)
+			return
+		}
 		k.send(l.tmpl.set(l.cycles%1_000_000, firstID))
 	case codec.TypeLookupResponse:
 		if response, _ := subField(cmd, h.Type, 3); int32(response) != codec.LookupConnect {
 			l.fail(fmt.Errorf("a LOOKUP was answered with an error or a redirect"))
 			return
 		}
-		took := time.Since(l.start) - c.begun
-		l.record(took)
-		l.done++
-		k.close()
-		l.begin()
+		c.end(k)
 	default:
 		l.fail(fmt.Errorf("a new connection received %s", h.Type))
 	}
+}
+
+// end closes and begins anew.
+func (c *cycle) end(k *conn) {
+	l := c.load
+	l.record(time.Since(l.start) - c.begun)
+	l.done++
+	k.close()
+	l.begin()
 }
 
 func (c *cycle) flush(*conn) {}
@@ -114,7 +143,7 @@ func (c *cycle) flush(*conn) {}
 func (c *cycle) writable(*conn) {}
 
 func (c *cycle) closed(_ *conn, err error) {
-	c.load.fail(fmt.Errorf("a new connection ended before its LOOKUP was answered: %w", err))
+	c.load.fail(fmt.Errorf("a new connection ended before it was answered: %w", err))
 }
 
 // holdLoad keeps bridged connections with one producer each that do nothing but answer PINGs.

@@ -33,7 +33,7 @@ func (p Params) withDefaults() Params {
 			*v = d
 		}
 	}
-	def(&p.Connections, map[string]int{"churn": 50, "hold": 5000, "stall": 10, "switch": 10}[p.Scenario])
+	def(&p.Connections, map[string]int{"churn": 50, "connect": 50, "hold": 5000, "stall": 10, "switch": 10}[p.Scenario])
 	def(&p.Connections, 50)
 	def(&p.Producers, map[string]int{"switch": 100}[p.Scenario])
 	def(&p.Producers, 1)
@@ -130,7 +130,7 @@ func startLoad(p Params, at server) (load, error) {
 		return newConsumeLoad(p, at)
 	case "lookup":
 		return newLookupLoad(p, at)
-	case "churn":
+	case "churn", "connect":
 		return newChurnLoad(p, at)
 	case "hold":
 		return newHoldLoad(p, at)
@@ -141,7 +141,7 @@ func startLoad(p Params, at server) (load, error) {
 }
 
 // Scenarios are the names that Params.Scenario takes; switch and routes are measured by functions of their own.
-var Scenarios = []string{"produce", "consume", "rate", "lookup", "churn", "hold", "stall", "switch", "routes"}
+var Scenarios = []string{"produce", "consume", "rate", "lookup", "connect", "churn", "hold", "stall", "switch", "routes"}
 
 // produceLoad keeps a window of SENDs in flight per connection (closed loop: k receipts cause k SENDs), or sends at fixed times (open).
 type produceLoad struct {

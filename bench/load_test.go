@@ -223,6 +223,7 @@ func TestEveryLoadMakesProgressAgainstTheFakeBroker(t *testing.T) {
 		{Scenario: "rate", Connections: 3, Rate: 5000},
 		{Scenario: "lookup", Connections: 4},
 		{Scenario: "churn", Connections: 10},
+		{Scenario: "connect", Connections: 10},
 	} {
 		p = p.withDefaults()
 		t.Run(p.Label(), func(t *testing.T) {
@@ -232,7 +233,7 @@ func TestEveryLoadMakesProgressAgainstTheFakeBroker(t *testing.T) {
 			}
 			defer l.close()
 			runUntil(t, l, 500)
-			if n := l.base().latency.TotalCount(); (p.Scenario == "rate" || p.Scenario == "lookup" || p.Scenario == "churn") && uint64(n) != l.base().done {
+			if n := l.base().latency.TotalCount(); (p.Scenario == "rate" || p.Scenario == "lookup" || p.Scenario == "churn" || p.Scenario == "connect") && uint64(n) != l.base().done {
 				t.Errorf("%d latencies of %d operations", n, l.base().done)
 			}
 		})

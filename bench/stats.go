@@ -24,9 +24,14 @@ const tieWithin = 0.10
 // Tie tells whether the difference is too small to be one.
 func (r Ratio) Tie() bool { return math.Abs(r.Median-1) < tieWithin }
 
+// Spread is the median with its interval.
+func (r Ratio) Spread() string {
+	return fmt.Sprintf("%s (%s–%s)", number(r.Median), number(r.Lo), number(r.Hi))
+}
+
 // String is the ratio with its interval, and the word for a difference that is none.
 func (r Ratio) String() string {
-	s := fmt.Sprintf("%s (%s–%s)", number(r.Median), number(r.Lo), number(r.Hi))
+	s := r.Spread()
 	if r.Tie() {
 		s += " tie"
 	}
@@ -44,10 +49,15 @@ func pairedRatio(a, b []float64) (r Ratio, ok bool) {
 	if len(ratios) == 0 {
 		return Ratio{}, false
 	}
-	slices.Sort(ratios)
-	n := len(ratios)
+	return summary(ratios), true
+}
+
+// summary is the median of values, at least one, with its interval. It sorts them.
+func summary(values []float64) Ratio {
+	slices.Sort(values)
+	n := len(values)
 	k, coverage := medianInterval(n)
-	return Ratio{Median: median(ratios), Lo: ratios[k], Hi: ratios[n-1-k], Coverage: coverage, Pairs: n}, true
+	return Ratio{Median: median(values), Lo: values[k], Hi: values[n-1-k], Coverage: coverage, Pairs: n}
 }
 
 // medianInterval says which order statistics enclose the median of n values with a confidence of at least 95 %: the (k+1)th smallest and

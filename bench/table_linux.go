@@ -23,8 +23,8 @@ func (p Params) Label() string {
 		return fmt.Sprintf("rate %d/s %s %d connections", p.Rate, sizeText(p.Size), p.Connections)
 	case "lookup":
 		return fmt.Sprintf("lookup %d × %d", p.Connections, p.Window)
-	case "churn":
-		return fmt.Sprintf("churn %d at a time", p.Connections)
+	case "churn", "connect":
+		return fmt.Sprintf("%s %d at a time", p.Scenario, p.Connections)
 	case "hold":
 		return fmt.Sprintf("hold %d connections", p.Connections)
 	case "stall":
@@ -62,7 +62,9 @@ func (r *Result) Table() string {
 	b.WriteString("\n|---|" + strings.Repeat("---|", len(names)) + "\n")
 	rows := slices.Clone(measures[r.Params.Scenario])
 	switch r.Params.Scenario {
-	case "produce", "consume", "lookup", "churn":
+	case "produce", "consume":
+		rows = append(rows, "ops_per_second")
+	case "lookup", "churn", "connect":
 		rows = append(rows, "ops_per_second", "rss_mib")
 	}
 	for _, m := range rows {
@@ -89,7 +91,7 @@ func (r *Result) Table() string {
 		b.WriteString("\n")
 	}
 	other, load := r.noise()
-	fmt.Fprintf(&b, "\n%d rounds; others used %s cores (most in one run: %s); load average %s.\n", r.rounds(), number(medianOf(other)), number(slices.Max(other)), number(medianOf(load)))
+	fmt.Fprintf(&b, "\n%d rounds%s; others used %s cores (most in one run: %s); load average %s.\n", r.rounds(), r.peersIn(), number(medianOf(other)), number(slices.Max(other)), number(medianOf(load)))
 	if text := negotiated(r); text != "" {
 		fmt.Fprintf(&b, "Negotiated: %s.\n", text)
 	}
@@ -159,6 +161,14 @@ func (r *Result) noise() (other, load []float64) {
 		return []float64{math.NaN()}, []float64{math.NaN()}
 	}
 	return other, load
+}
+
+// peersIn says in how many of the rounds peers were measured, when that is not all.
+func (r *Result) peersIn() string {
+	if r.peerRounds == 0 || r.peerRounds >= r.rounds() {
+		return ""
+	}
+	return fmt.Sprintf(" (peers in the first %d)", r.peerRounds)
 }
 
 func (r *Result) rounds() (n int) {

@@ -24,7 +24,7 @@ const tlsClients = "client"
 
 // The scenarios and targets that can be measured with TLS.
 var (
-	tlsScenarios = []string{"produce", "consume", "lookup", "churn", "hold"}
+	tlsScenarios = []string{"produce", "consume", "lookup", "connect", "churn", "hold"}
 	tlsTargets   = []string{"pointsman", "haproxy", "haproxy64k", "go-relay"}
 )
 
