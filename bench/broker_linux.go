@@ -1,10 +1,12 @@
 package bench
 
 import (
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"google.golang.org/protobuf/encoding/protowire"
@@ -18,15 +20,20 @@ import (
 // write of receipts per read, and sends template messages while it has permits.
 type Broker struct {
 	loop  *loop
-	urls  []string
-	next  int            // of urls, for the next lookup
+	tls   *tls.Config // nil: plaintext
+	addrs []string
+	next  int            // of addrs, for the next lookup
 	out   []byte         // answers to the frames of one read
 	sizes map[int]*batch // of messages, by the size of their payload
+
+	shakes  sync.WaitGroup // TLS handshakes, each on a goroutine of its own
+	closing bool
 }
 
 // BrokerConfig is what a broker is given.
 type BrokerConfig struct {
-	Ports int // listening ports, each a broker address of its own; lookups name one after the other
+	Ports int              // listening ports, each a broker address of its own; lookups name one after the other
+	TLS   *tls.Certificate // nil: plaintext
 }
 
 // NewBroker listens; Run serves.
@@ -42,26 +49,46 @@ func NewBroker(cfg BrokerConfig) (*Broker, error) {
 			l.close()
 			return nil, err
 		}
-		b.urls = append(b.urls, fmt.Sprintf("pulsar://127.0.0.1:%d", port))
+		b.addrs = append(b.addrs, fmt.Sprintf("127.0.0.1:%d", port))
 	}
 	l.accept = func(fd int) {
 		_, _ = l.add(fd, &brokerConn{broker: b})
+	}
+	if cfg.TLS != nil {
+		b.tls = serverTLS(*cfg.TLS)
+		l.accept = b.acceptTLS
 	}
 	return b, nil
 }
 
 // Addrs are the addresses that the broker listens on, as host:port.
-func (b *Broker) Addrs() (addrs []string) {
-	for _, u := range b.urls {
-		addrs = append(addrs, u[len("pulsar://"):])
-	}
-	return addrs
-}
+func (b *Broker) Addrs() []string { return b.addrs }
 
 // Run serves until Stop, and then closes everything.
 func (b *Broker) Run() error {
-	defer b.loop.close()
-	return b.loop.run(time.Time{})
+	err := b.loop.run(time.Time{})
+	b.closing = true
+	b.shakes.Wait()
+	b.loop.runPosted()
+	b.loop.close()
+	return err
+}
+
+// acceptTLS hands a connection to the loop after its handshake; one that fails is closed.
+func (b *Broker) acceptTLS(fd int) {
+	b.shakes.Go(func() {
+		k, err := acceptLink(fd, b.tls)
+		if err != nil {
+			return
+		}
+		b.loop.post(func() {
+			if b.closing {
+				k.close()
+				return
+			}
+			_, _ = b.loop.take(k, &brokerConn{broker: b})
+		})
+	})
 }
 
 // Stop ends Run; any goroutine may call it.
@@ -115,10 +142,16 @@ func (bc *brokerConn) frame(c *conn, h codec.Head, cmd []byte) {
 	case codec.TypeAck:
 	case codec.TypeLookup:
 		request, _ := subField(cmd, h.Type, 2)
-		url := b.urls[b.next%len(b.urls)]
+		addr := b.addrs[b.next%len(b.addrs)]
 		b.next++
 		var sub [128]byte
-		s := appendUint(appendText(sub[:0], 1, url), 3, uint64(codec.LookupConnect))
+		var s []byte
+		if b.tls == nil {
+			s = appendText(sub[:0], 1, plainScheme+addr)
+		} else {
+			s = appendText(sub[:0], 2, secureScheme+addr)
+		}
+		s = appendUint(s, 3, uint64(codec.LookupConnect))
 		b.out = appendFrame(b.out, codec.TypeLookupResponse, appendUint(appendUint(s, 4, request), 5, 1))
 	case codec.TypePing:
 		b.out = appendFrame(b.out, codec.TypePong, nil)
@@ -213,4 +246,5 @@ func (bc *brokerConn) writable(c *conn) {
 	}
 }
 
-func (bc *brokerConn) closed(*conn, error) {}
+// closed forgets answers to the last frames, which would go to another client otherwise: TLS can tell of the end together with them.
+func (bc *brokerConn) closed(*conn, error) { bc.broker.out = bc.broker.out[:0] }

@@ -1,11 +1,11 @@
 package bench
 
 import (
+	"crypto/tls"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -41,6 +41,23 @@ func dialLink(at server, i int) (*link, error) {
 		}
 	}
 	return l, nil
+}
+
+// acceptLink is the server's side of dialLink with TLS; it closes the descriptor when the handshake fails.
+func acceptLink(fd int, config *tls.Config) (*link, error) {
+	err := syscall.SetNonblock(fd, false)
+	if err == nil {
+		tv := syscall.NsecToTimeval(int64(setupTimeout))
+		_ = syscall.SetsockoptTimeval(fd, syscall.SOL_SOCKET, syscall.SO_RCVTIMEO, &tv)
+		_ = syscall.SetsockoptInt(fd, syscall.IPPROTO_TCP, syscall.TCP_NODELAY, 1)
+		s := &tlsStream{fd: fd}
+		s.conn = tls.Server(s, config)
+		if err = s.conn.Handshake(); err == nil {
+			return &link{fd: fd, tls: s}, nil
+		}
+	}
+	syscall.Close(fd)
+	return nil, fmt.Errorf("TLS handshake: %w", err)
 }
 
 // openLink is dialLink with CONNECT; target is the broker that a LOOKUP named, "" for a connection for lookups.
@@ -150,7 +167,7 @@ func (l *link) lookup(topic string) (target string, err error) {
 	if a.GetResponse() != codec.LookupConnect {
 		return "", fmt.Errorf("LOOKUP of %s answered %v", topic, a)
 	}
-	return strings.TrimPrefix(a.GetBrokerServiceUrl(), "pulsar://"), nil
+	return brokerTarget(a), nil
 }
 
 func (l *link) producer(topic string, id int) error {

@@ -100,9 +100,15 @@ func Compare(lab *Lab, p Params, names []string, repeat int, progress io.Writer)
 
 // newResult checks what is asked for.
 func newResult(lab *Lab, p Params, names []string) (*Result, error) {
+	if p.Scenario == "produce" && p.Rate > 0 {
+		p.Scenario = "rate"
+	}
 	p = p.withDefaults()
+	if p.Rate > 0 && p.Scenario != "rate" && p.Scenario != "stall" {
+		return nil, fmt.Errorf("a rate for %q: only produce, rate and stall send at fixed times, the others keep a window in flight", p.Scenario)
+	}
 	if measures[p.Scenario] == nil {
-		return nil, fmt.Errorf("scenario %q cannot be compared: want one of %v", p.Scenario, comparables())
+		return nil, fmt.Errorf("scenario %q cannot be compared: want one of %v (switch and routes are commands of their own)", p.Scenario, comparables())
 	}
 	for _, name := range names {
 		if !slices.Contains(Targets, name) {
@@ -134,14 +140,14 @@ func comparables() (names []string) {
 }
 
 // measure runs a load against a target once.
-func measure(t *target, broker *process, p Params) (run Run, err error) {
+func measure(t *target, p Params) (run Run, err error) {
 	run.Measure = map[string]float64{}
 	var before footprint
 	if fresh(p.Scenario) {
 		// What the first connections cost once (threads, code that was not touched yet) is no cost per connection.
 		first := p
 		first.Scenario, first.Connections, first.Warmup, first.Duration = "produce", 50, 0, 300*time.Millisecond
-		if _, err := measure(t, broker, first.withDefaults()); err != nil {
+		if _, err := measure(t, first.withDefaults()); err != nil {
 			return run, err
 		}
 		if before, err = settled(t.proc.pid()); err != nil {
@@ -162,7 +168,7 @@ func measure(t *target, broker *process, p Params) (run Run, err error) {
 			return run, err
 		}
 	}
-	w, err := openWindow(t, broker)
+	w, err := openWindow(t)
 	if err != nil {
 		return run, err
 	}
@@ -201,7 +207,7 @@ func measure(t *target, broker *process, p Params) (run Run, err error) {
 		m["cpu_per_gb"] = cpu / (ops * float64(p.Size) / 1e9)
 	case "lookup":
 		m["cpu_per_100k_lookups"] = cpu * 1e5 / ops
-		n, err := connectionsBetween(t.proc.pid(), broker.pid())
+		n, err := connectionsBetween(t.proc.pid(), t.broker.pid())
 		if err != nil {
 			return run, err
 		}
@@ -280,8 +286,8 @@ func (w *window) read() (u [3]usage, busy time.Duration, err error) {
 	return u, busy, err
 }
 
-func openWindow(t *target, broker *process) (w *window, err error) {
-	w = &window{target: t.proc, broker: broker}
+func openWindow(t *target) (w *window, err error) {
+	w = &window{target: t.proc, broker: t.broker}
 	w.start, w.busy, err = w.read()
 	w.at = time.Now()
 	return w, err

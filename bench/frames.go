@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"strconv"
+	"strings"
 
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
@@ -206,6 +207,20 @@ func appendFrame(dst []byte, t codec.Type, sub []byte) []byte {
 
 func appendUint(dst []byte, field protowire.Number, v uint64) []byte {
 	return protowire.AppendVarint(protowire.AppendTag(dst, field, protowire.VarintType), v)
+}
+
+// The schemes of broker addresses: of the first and the second field of a lookup's answer.
+const (
+	plainScheme  = "pulsar://"
+	secureScheme = "pulsar+ssl://"
+)
+
+// brokerTarget is the broker that a lookup named, as clients put it into proxy_to_broker_url.
+func brokerTarget(a *pulsarpb.CommandLookupTopicResponse) string {
+	if url := a.GetBrokerServiceUrl(); url != "" {
+		return strings.TrimPrefix(url, plainScheme)
+	}
+	return strings.TrimPrefix(a.GetBrokerServiceUrlTls(), secureScheme)
 }
 
 func appendText(dst []byte, field protowire.Number, v string) []byte {

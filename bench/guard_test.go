@@ -9,6 +9,8 @@ import (
 	"math"
 	"net/http"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"runtime"
 	"strconv"
 	"strings"
@@ -30,10 +32,9 @@ import (
 // Params.TLS) and the address of its operations port.
 func startProxy(t testing.TB, security string) (at server, ops string) {
 	t.Helper()
-	a, b := startBrokerHere(t, 1)[0], startBrokerHere(t, 1)[0]
 	cfg := config.Default()
 	cfg.Listeners = config.Listeners{Pulsar: "127.0.0.1:0", Ops: "127.0.0.1:0"}
-	if security != "" {
+	if withClientTLS(security) {
 		ca, err := tlstest.NewCA("bench test")
 		if err != nil {
 			t.Fatal(err)
@@ -50,7 +51,19 @@ func startProxy(t testing.TB, security string) (at server, ops string) {
 	}
 	cfg.Store.Path = t.TempDir()
 	cfg.DefaultCluster = "a"
-	cfg.Clusters = map[string]*config.Cluster{"a": {ServiceURL: "pulsar://" + a.String()}, "b": {ServiceURL: "pulsar://" + b.String()}}
+	cfg.Clusters = map[string]*config.Cluster{}
+	for _, name := range []string{"a", "b"} {
+		if !withBrokerTLS(security) {
+			cfg.Clusters[name] = &config.Cluster{ServiceURL: plainScheme + startBrokerHere(t, 1)[0].String()}
+			continue
+		}
+		broker, ca := startTLSBrokerHere(t)
+		file := filepath.Join(t.TempDir(), "ca.pem")
+		if err := os.WriteFile(file, ca.PEM(), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		cfg.Clusters[name] = &config.Cluster{ServiceURL: secureScheme + broker.String(), TLS: &config.ClusterTLS{CAFile: file}}
+	}
 	cfg.Shutdown = config.Shutdown{Timeout: config.Duration(5 * time.Second)}
 	ctx, cancel := context.WithCancel(context.Background())
 	proxy, err := app.New(ctx, cfg, slog.New(slog.DiscardHandler))

@@ -180,7 +180,12 @@ func TestALatencyBeyondTheHistogramCountsAsItsEnd(t *testing.T) {
 // startBrokerHere runs a fake broker in this process.
 func startBrokerHere(t testing.TB, ports int) []server {
 	t.Helper()
-	b, err := NewBroker(BrokerConfig{Ports: ports})
+	return runBrokerHere(t, BrokerConfig{Ports: ports})
+}
+
+func runBrokerHere(t testing.TB, cfg BrokerConfig) []server {
+	t.Helper()
+	b, err := NewBroker(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -328,7 +333,7 @@ func TestTheRelayCopiesBothWaysAndPassesTheEndOn(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		go func() { _ = Relay(ln, []string{echo.Addr().String()}, user) }()
+		go func() { _ = Relay(ln, []string{echo.Addr().String()}, nil, user) }()
 		c, err := net.Dial("tcp", ln.Addr().String())
 		if err != nil {
 			t.Fatal(err)

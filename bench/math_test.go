@@ -279,6 +279,17 @@ func TestTheStandardSetFitsItsTime(t *testing.T) {
 	t.Logf("a round %s, the slow set %s", round, slow)
 }
 
+func TestARateIsForProducersOnly(t *testing.T) {
+	lab := &Lab{Root: t.TempDir()}
+	r, err := newResult(lab, Params{Scenario: "produce", Rate: 1000}, []string{"pointsman"})
+	if err != nil || r.Params.Scenario != "rate" || r.names[0] != "direct" {
+		t.Errorf("producers at a rate are the scenario rate, beside direct: %+v, %v", r, err)
+	}
+	if _, err = newResult(lab, Params{Scenario: "consume", Rate: 1000}, []string{"pointsman"}); err == nil || !strings.Contains(err.Error(), `"consume"`) {
+		t.Errorf("consumers at a rate: %v", err)
+	}
+}
+
 func TestOnlyWhatIsBetweenTheMarkersIsReplaced(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "b.md")
 	for _, text := range []string{"one\n", "two\n"} {

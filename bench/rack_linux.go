@@ -7,11 +7,13 @@ import (
 	"time"
 )
 
-// rack is a fake broker and the targets in front of it, which stay up from round to round and from case to case.
+// rack is the fake brokers (one speaks TLS, started when it is needed) and the targets in front of them, which stay up from round to
+// round and from case to case.
 type rack struct {
 	lab      *Lab
-	broker   *process
-	addrs    []string
+	plain    fakeBroker
+	secure   fakeBroker
+	ports    int
 	live     map[string]*target
 	skipped  map[string]string
 	progress io.Writer
@@ -20,21 +22,49 @@ type rack struct {
 // javaWarmup is how long the official proxy is warmed before it is measured for the first time, for its compilers.
 const javaWarmup = 20 * time.Second
 
+// fakeBroker is a running broker.
+type fakeBroker struct {
+	proc  *process
+	addrs []string
+}
+
 // newRack starts the broker; targets are started when they are first needed.
 func newRack(lab *Lab, connections int, progress io.Writer) (*rack, error) {
 	const perPort = 20_000 // connections from one address to one port, with room
-	broker, addrs, err := lab.startBroker(BrokerConfig{Ports: 1 + connections/perPort})
-	if err != nil {
-		return nil, err
+	k := &rack{lab: lab, ports: 1 + connections/perPort, live: map[string]*target{}, skipped: map[string]string{}, progress: progress}
+	var err error
+	k.plain.proc, k.plain.addrs, err = lab.startBroker(k.ports, nil)
+	return k, err
+}
+
+// start starts a target in front of the broker that speaks as security (Params.TLS) wants.
+func (k *rack) start(name, security string) (*target, error) {
+	b := k.plain
+	if withBrokerTLS(security) {
+		if k.secure.proc == nil {
+			id, err := k.lab.identity()
+			if err != nil {
+				return nil, err
+			}
+			if k.secure.proc, k.secure.addrs, err = k.lab.startBroker(k.ports, id); err != nil {
+				return nil, err
+			}
+		}
+		b = k.secure
 	}
-	return &rack{lab: lab, broker: broker, addrs: addrs, live: map[string]*target{}, skipped: map[string]string{}, progress: progress}, nil
+	t, err := k.lab.startTarget(name, b.addrs, nil, security)
+	if err == nil {
+		t.broker = b.proc
+	}
+	return t, err
 }
 
 func (k *rack) close() {
 	for _, t := range k.live {
 		t.stop()
 	}
-	k.broker.stop()
+	k.plain.proc.stop()
+	k.secure.proc.stop()
 }
 
 // round measures each target of r once, and adds the runs to r.
@@ -50,7 +80,7 @@ func (k *rack) round(r *Result, round int) error {
 		var t *target
 		var err error
 		if fresh(r.Params.Scenario) {
-			t, err = k.lab.startTarget(name, k.addrs, nil, r.Params.TLS)
+			t, err = k.start(name, r.Params.TLS)
 		} else {
 			t, err = k.target(name, r.Params.TLS)
 		}
@@ -63,7 +93,7 @@ func (k *rack) round(r *Result, round int) error {
 		if err != nil {
 			return err
 		}
-		run, err := measure(t, k.broker, r.Params)
+		run, err := measure(t, r.Params)
 		if err != nil {
 			return fmt.Errorf("%s on %s: %w", r.Params.Scenario, name, err)
 		}
@@ -83,7 +113,7 @@ func (k *rack) target(name, security string) (*target, error) {
 	if t := k.live[key]; t != nil {
 		return t, nil
 	}
-	t, err := k.lab.startTarget(name, k.addrs, nil, security)
+	t, err := k.start(name, security)
 	if err != nil {
 		return nil, err
 	}
@@ -94,7 +124,7 @@ func (k *rack) target(name, security string) (*target, error) {
 	for _, scenario := range []string{"produce", "consume", "lookup", "churn"} {
 		const parts = 4
 		p := Params{Scenario: scenario, Warmup: javaWarmup / parts, Duration: 100 * time.Millisecond}.withDefaults()
-		if _, err := measure(t, k.broker, p); err != nil {
+		if _, err := measure(t, p); err != nil {
 			return nil, fmt.Errorf("%s, warming up with %s: %w", name, scenario, err)
 		}
 	}

@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"crypto/tls"
 	"io"
 	"net"
 	"sync/atomic"
@@ -11,8 +12,12 @@ const copyBuffer = 32 << 10
 
 // Relay is the plainest TCP proxy that Go can write, a peer to compare with: two goroutines per connection, each in
 // io.Copy, which splices inside the kernel on Linux, or with user set through a buffer. ln may be one for TLS (then io.Copy has a
-// buffer, of the same size). It accepts until ln is closed.
-func Relay(ln net.Listener, brokers []string, user bool) error {
+// buffer, of the same size), and secure, unless it is nil, the TLS that is spoken with brokers. It accepts until ln is closed.
+func Relay(ln net.Listener, brokers []string, secure *tls.Config, user bool) error {
+	dial := net.Dial
+	if secure != nil {
+		dial = (&tls.Dialer{Config: secure}).Dial
+	}
 	var turn atomic.Uint64
 	for {
 		client, err := ln.Accept()
@@ -21,7 +26,7 @@ func Relay(ln net.Listener, brokers []string, user bool) error {
 		}
 		go func() {
 			defer client.Close()
-			broker, err := net.Dial("tcp", brokers[turn.Add(1)%uint64(len(brokers))])
+			broker, err := dial("tcp", brokers[turn.Add(1)%uint64(len(brokers))])
 			if err != nil {
 				return
 			}

@@ -53,6 +53,8 @@ func standardSet() (set []standardCase) {
 	add(tlsPeers, Params{Scenario: "produce", Size: 16 << 10, Connections: 50, TLS: tlsClients})
 	add(tlsPeers, Params{Scenario: "connect", TLS: tlsClients})
 	add(tlsPeers, Params{Scenario: "churn", TLS: tlsClients})
+	add(tlsPeers, Params{Scenario: "produce", Size: 16 << 10, Connections: 50, TLS: tlsBrokers})
+	add(tlsPeers, Params{Scenario: "connect", TLS: tlsBrokers})
 	return set
 }
 
@@ -265,8 +267,10 @@ func goals() (all []goal) {
 		add(Params{Scenario: "stall", Stall: stall}, "p99_growth", 1.2)
 	}
 	// Nine tenths of HAProxy's bytes per core, eight tenths of its handshakes, and what a connection may hold.
-	add(Params{Scenario: "produce", Size: 16 << 10, Connections: 50, TLS: tlsClients}, "cpu_per_message", 1/0.9, "haproxy")
-	add(Params{Scenario: "connect", TLS: tlsClients}, "cpu_per_10k_cycles", 1/0.8, "haproxy")
+	for _, where := range []string{tlsClients, tlsBrokers} {
+		add(Params{Scenario: "produce", Size: 16 << 10, Connections: 50, TLS: where}, "cpu_per_message", 1/0.9, "haproxy")
+		add(Params{Scenario: "connect", TLS: where}, "cpu_per_10k_cycles", 1/0.8, "haproxy")
+	}
 	add(Params{Scenario: "hold", Connections: tlsHeld, TLS: tlsClients}, "kib_per_connection", 25)
 	return all
 }

@@ -52,12 +52,12 @@ func Switch(lab *Lab, p Params) (*SwitchResult, error) {
 		const each = 10 // messages per second and producer
 		p.Rate = each * p.Connections * p.Producers
 	}
-	a, addrsA, err := lab.startBroker(BrokerConfig{Ports: 1})
+	a, addrsA, err := lab.startBroker(1, nil)
 	if err != nil {
 		return nil, err
 	}
 	defer a.stop()
-	b, addrsB, err := lab.startBroker(BrokerConfig{Ports: 1})
+	b, addrsB, err := lab.startBroker(1, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -67,6 +67,7 @@ func Switch(lab *Lab, p Params) (*SwitchResult, error) {
 		return nil, err
 	}
 	defer t.stop()
+	t.broker = b
 	control, err := admin.NewClient("http://"+t.ops, time.Minute, nil)
 	if err != nil {
 		return nil, err
@@ -82,7 +83,7 @@ func Switch(lab *Lab, p Params) (*SwitchResult, error) {
 	}
 	r := &SwitchResult{Params: p, Machine: lab.machine(), NeighboursP99Before: micros(l.latency.ValueAtQuantile(99))}
 	l.reset()
-	w, err := openWindow(t, b)
+	w, err := openWindow(t)
 	if err != nil {
 		return nil, err
 	}
@@ -320,7 +321,7 @@ func (f *followed) frame(k *conn, h codec.Head, cmd []byte) {
 			l.fail(fmt.Errorf("a LOOKUP answered %v", a))
 			return
 		}
-		f.client.connection(strings.TrimPrefix(a.GetBrokerServiceUrl(), "pulsar://")).when(f.client.mover(a.GetRequestId()))
+		f.client.connection(brokerTarget(a)).when(f.client.mover(a.GetRequestId()))
 	case codec.TypeProducerSuccess:
 		m := f.client.mover(c.GetProducerSuccess().GetRequestId())
 		m.on, m.inFlight = f, false
@@ -373,7 +374,7 @@ func (f *followed) evicted(m *mover, url string) {
 		return
 	}
 	l.assigned++
-	f.client.connection(strings.TrimPrefix(url, "pulsar://")).when(m)
+	f.client.connection(strings.TrimPrefix(url, plainScheme)).when(m)
 }
 
 func (f *followed) flush(*conn) {}

@@ -13,8 +13,9 @@ import (
 // Label names the case in a few words.
 func (p Params) Label() string {
 	if p.TLS != "" {
+		prefix := map[string]string{tlsClients: "TLS ", tlsBrokers: "broker TLS ", tlsBoth: "TLS twice "}[p.TLS]
 		p.TLS = ""
-		return "TLS " + p.Label()
+		return prefix + p.Label()
 	}
 	switch p.Scenario {
 	case "produce", "consume":

@@ -118,6 +118,8 @@ type target struct {
 	at   server
 	proc *process // nil: no proxy
 	ops  string   // of Pointsman: the control API
+
+	broker *process // behind it
 }
 
 // unavailable says why a target cannot be measured here; a comparison goes on without it.
@@ -125,8 +127,8 @@ type unavailable struct{ what, remedy string }
 
 func (e *unavailable) Error() string { return e.what + ": " + e.remedy }
 
-// startBroker runs a fake broker as a process of its own and returns its addresses.
-func (l *Lab) startBroker(cfg BrokerConfig) (*process, []string, error) {
+// startBroker runs a fake broker as a process of its own and returns its addresses. It speaks TLS when it is given an identity.
+func (l *Lab) startBroker(ports int, id *identity) (*process, []string, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, nil, err
@@ -136,7 +138,10 @@ func (l *Lab) startBroker(cfg BrokerConfig) (*process, []string, error) {
 		return nil, nil, err
 	}
 	defer r.Close()
-	cmd := exec.Command(self, "broker", fmt.Sprintf("--ports=%d", cfg.Ports))
+	cmd := exec.Command(self, "broker", fmt.Sprintf("--ports=%d", ports))
+	if id != nil {
+		cmd.Args = append(cmd.Args, "--certificate="+id.certFile, "--key="+id.keyFile)
+	}
 	cmd.Stdout = w
 	p, err := l.start("broker", cmd)
 	w.Close()
@@ -151,6 +156,9 @@ func (l *Lab) startBroker(cfg BrokerConfig) (*process, []string, error) {
 	return p, strings.Split(strings.TrimSpace(line), ","), nil
 }
 
+// sides are the two certificates of a target: nil where it speaks plaintext.
+type sides struct{ client, broker *identity }
+
 // startTarget starts the target called name in front of brokers and waits until it answers. more are the brokers of Pointsman's
 // second cluster; security is Params.TLS.
 func (l *Lab) startTarget(name string, brokers, more []string, security string) (*target, error) {
@@ -162,31 +170,40 @@ func (l *Lab) startTarget(name string, brokers, more []string, security string) 
 	}
 	t.at.AddrPort = netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), uint16(ports[0]))
 	listen := t.at.String()
-	var id *identity // nil: plaintext
+	var ids sides
 	if security != "" {
-		if id, err = l.identity(); err != nil {
+		id, err := l.identity()
+		if err != nil {
 			return nil, fmt.Errorf("certificate for %s: %w", name, err)
 		}
-		t.at.tls = newTLSClient(id.ca)
+		if withClientTLS(security) {
+			ids.client, t.at.tls = id, newTLSClient(id.ca)
+		}
+		if withBrokerTLS(security) {
+			ids.broker = id
+		}
 	}
 	switch name {
 	case "direct":
 		t.at.AddrPort, err = netip.ParseAddrPort(brokers[0])
 	case "pointsman":
 		t.ops = fmt.Sprintf("127.0.0.1:%d", ports[1])
-		cmd, err = l.pointsman(listen, t.ops, brokers, more, id)
+		cmd, err = l.pointsman(listen, t.ops, brokers, more, ids)
 	case "haproxy":
-		cmd, err = l.haproxy(listen, brokers, "", id)
+		cmd, err = l.haproxy(listen, brokers, "", ids)
 	case "haproxy64k":
-		cmd, err = l.haproxy(listen, brokers, "  tune.bufsize 65536\n", id)
+		cmd, err = l.haproxy(listen, brokers, "  tune.bufsize 65536\n", ids)
 	case "java-proxy":
 		cmd, err = l.javaProxy(ports[0], ports[1], brokers[0])
 	case "go-relay", "go-relay-copy":
 		var self string
 		self, err = os.Executable()
 		cmd = exec.Command(self, "relay", "--listen="+listen, "--to="+strings.Join(brokers, ","), fmt.Sprintf("--copy=%t", name == "go-relay-copy"))
-		if id != nil {
+		if id := ids.client; id != nil {
 			cmd.Args = append(cmd.Args, "--certificate="+id.certFile, "--key="+id.keyFile)
+		}
+		if id := ids.broker; id != nil {
+			cmd.Args = append(cmd.Args, "--ca="+id.caFile)
 		}
 	default:
 		return nil, fmt.Errorf("target %q: want some of %v", name, Targets)
@@ -259,7 +276,7 @@ func freePorts(n int) (ports []int, err error) {
 	return ports, nil
 }
 
-func (l *Lab) pointsman(listen, ops string, brokers, more []string, id *identity) (*exec.Cmd, error) {
+func (l *Lab) pointsman(listen, ops string, brokers, more []string, ids sides) (*exec.Cmd, error) {
 	binary := filepath.Join(l.Root, "bin", "pointsman")
 	if _, err := os.Stat(binary); err != nil {
 		return nil, &unavailable{"no " + binary, "run make build"}
@@ -268,13 +285,17 @@ func (l *Lab) pointsman(listen, ops string, brokers, more []string, id *identity
 	if err != nil {
 		return nil, err
 	}
-	clusters := fmt.Sprintf("  a: { service_url: \"pulsar://%s\" }\n", strings.Join(brokers, ","))
+	scheme, trust := plainScheme, ""
+	if ids.broker != nil {
+		scheme, trust = secureScheme, fmt.Sprintf(", tls: { ca_file: %q }", ids.broker.caFile)
+	}
+	clusters := fmt.Sprintf("  a: { service_url: \"%s%s\"%s }\n", scheme, strings.Join(brokers, ","), trust)
 	if len(more) > 0 {
-		clusters += fmt.Sprintf("  b: { service_url: \"pulsar://%s\" }\n", strings.Join(more, ","))
+		clusters += fmt.Sprintf("  b: { service_url: \"%s%s\"%s }\n", scheme, strings.Join(more, ","), trust)
 	}
 	file := filepath.Join(dir, "pointsman.yaml")
 	listener, extra := fmt.Sprintf("pulsar: %q", listen), ""
-	if id != nil {
+	if id := ids.client; id != nil {
 		listener = fmt.Sprintf("pulsar: \"\", pulsar_tls: %q", listen)
 		extra = fmt.Sprintf("tls: { certificate_file: %q, key_file: %q, min_version: 1.3 }\n", id.certFile, id.keyFile)
 	}
@@ -285,7 +306,7 @@ func (l *Lab) pointsman(listen, ops string, brokers, more []string, id *identity
 	return exec.Command(binary, "serve", "--config", file), nil
 }
 
-func (l *Lab) haproxy(listen string, brokers []string, global string, id *identity) (*exec.Cmd, error) {
+func (l *Lab) haproxy(listen string, brokers []string, global string, ids sides) (*exec.Cmd, error) {
 	binary, err := exec.LookPath("haproxy")
 	if err != nil {
 		if binary, err = exec.LookPath("/usr/sbin/haproxy"); err != nil {
@@ -296,13 +317,18 @@ func (l *Lab) haproxy(listen string, brokers []string, global string, id *identi
 	if err != nil {
 		return nil, err
 	}
-	if id != nil {
+	if id := ids.client; id != nil {
 		listen += fmt.Sprintf(" ssl crt %s ssl-min-ver TLSv1.3 ciphersuites TLS_AES_128_GCM_SHA256 curves X25519", id.chain)
 	}
 	var b strings.Builder
 	fmt.Fprintf(&b, "global\n  maxconn %d\n%sdefaults\n  mode tcp\n  timeout connect 5s\n  timeout client 1h\n  timeout server 1h\nlisten bench\n  bind %s\n", (l.files-spareFiles)/2, global, listen)
 	for i, broker := range brokers {
-		fmt.Fprintf(&b, "  server b%d %s\n", i, broker)
+		fmt.Fprintf(&b, "  server b%d %s", i, broker)
+		if id := ids.broker; id != nil {
+			// A handshake for each connection, as the fake broker resumes none.
+			fmt.Fprintf(&b, " ssl verify required ca-file %s sni str(%s) verifyhost %[2]s ssl-min-ver TLSv1.3 ciphersuites TLS_AES_128_GCM_SHA256 no-ssl-reuse", id.caFile, certificateName)
+		}
+		b.WriteString("\n")
 	}
 	file := filepath.Join(dir, "haproxy.cfg")
 	if err := os.WriteFile(file, []byte(b.String()), 0o644); err != nil {

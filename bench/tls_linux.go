@@ -19,8 +19,15 @@ import (
 	"pointsman/internal/tlstest"
 )
 
-// tlsClients is the value of Params.TLS: TLS between the load and the proxy, plaintext between the proxy and the broker.
-const tlsClients = "client"
+// The values of Params.TLS: TLS between the load and the proxy, between the proxy and the broker, or both; plaintext where there is none.
+const (
+	tlsClients = "client"
+	tlsBrokers = "broker"
+	tlsBoth    = "both"
+)
+
+func withClientTLS(security string) bool { return security == tlsClients || security == tlsBoth }
+func withBrokerTLS(security string) bool { return security == tlsBrokers || security == tlsBoth }
 
 // The scenarios and targets that can be measured with TLS.
 var (
@@ -33,11 +40,11 @@ func checkTLS(p Params, names []string) error {
 	if p.TLS == "" {
 		return nil
 	}
-	if p.TLS != tlsClients {
-		return fmt.Errorf("TLS %q: want %q, or nothing for plaintext", p.TLS, tlsClients)
+	if !withClientTLS(p.TLS) && !withBrokerTLS(p.TLS) {
+		return fmt.Errorf("TLS %q: want %q, %q or %q, or nothing for plaintext", p.TLS, tlsClients, tlsBrokers, tlsBoth)
 	}
 	if !slices.Contains(tlsScenarios, p.Scenario) {
-		return fmt.Errorf("scenario %q has no TLS: want one of %v (the others need a baseline without a proxy, and the fake broker speaks plaintext only)", p.Scenario, tlsScenarios)
+		return fmt.Errorf("scenario %q has no TLS: want one of %v", p.Scenario, tlsScenarios)
 	}
 	for _, name := range names {
 		if !slices.Contains(tlsTargets, name) {
@@ -68,6 +75,11 @@ func newTLSClient(ca *tlstest.CA) *tlsClient {
 		RootCAs: ca.Pool(), ServerName: certificateName, MinVersion: tls.VersionTLS13, CurvePreferences: []tls.CurveID{tls.X25519},
 		DynamicRecordSizingDisabled: true, // batches of messages, as clients with a large pipeline write them
 	}}
+}
+
+// serverTLS is what the fake broker and the relay offer: the same to everybody.
+func serverTLS(cert tls.Certificate) *tls.Config {
+	return &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS13, CurvePreferences: []tls.CurveID{tls.X25519}, SessionTicketsDisabled: true}
 }
 
 // certificateName is whom the certificate of all targets is for.
@@ -229,6 +241,7 @@ func (s *tlsStream) goodbye() {
 type identity struct {
 	ca                       *tlstest.CA
 	certFile, keyFile, chain string // chain holds both, as HAProxy wants them
+	caFile                   string
 }
 
 func (l *Lab) identity() (*identity, error) {
@@ -247,7 +260,10 @@ func (l *Lab) identity() (*identity, error) {
 	if err != nil {
 		return nil, err
 	}
-	id := &identity{ca: ca, chain: filepath.Join(dir, "chain.pem")}
+	id := &identity{ca: ca, chain: filepath.Join(dir, "chain.pem"), caFile: filepath.Join(dir, "ca.pem")}
+	if err := os.WriteFile(id.caFile, ca.PEM(), 0o644); err != nil {
+		return nil, err
+	}
 	if id.certFile, id.keyFile, err = tlstest.Write(dir, "server", cert); err != nil {
 		return nil, err
 	}

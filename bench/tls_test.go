@@ -48,14 +48,33 @@ func listenTLS(t testing.TB) (net.Listener, server) {
 func startRelayHere(t testing.TB) server {
 	broker := startBrokerHere(t, 1)[0]
 	ln, at := listenTLS(t)
-	go func() { _ = Relay(ln, []string{broker.String()}, false) }()
+	go func() { _ = Relay(ln, []string{broker.String()}, nil, false) }()
 	return at
+}
+
+// startTLSBrokerHere is a fake broker that speaks TLS, and the certificates that prove it.
+func startTLSBrokerHere(t testing.TB) (at server, ca *tlstest.CA) {
+	t.Helper()
+	ca, err := tlstest.NewCA("bench test brokers")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert, err := ca.Issue(certificateName, "127.0.0.1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	at = runBrokerHere(t, BrokerConfig{Ports: 1, TLS: &cert})[0]
+	at.tls = newTLSClient(ca)
+	return at, ca
 }
 
 func TestEveryLoadMakesProgressOverTLS(t *testing.T) {
 	proxy, _ := startProxy(t, tlsClients)
+	toBrokers, _ := startProxy(t, tlsBrokers)
+	twice, _ := startProxy(t, tlsBoth)
 	relay := startRelayHere(t)
-	for name, at := range map[string]server{"pointsman": proxy, "go-relay": relay} {
+	broker, _ := startTLSBrokerHere(t)
+	for name, at := range map[string]server{"pointsman": proxy, "to brokers": toBrokers, "twice": twice, "broker": broker, "go-relay": relay} {
 		for _, p := range []Params{
 			{Scenario: "produce", Connections: 5},
 			{Scenario: "produce", Connections: 2, Producers: 7, Size: 300 << 10},
@@ -65,7 +84,6 @@ func TestEveryLoadMakesProgressOverTLS(t *testing.T) {
 			{Scenario: "churn", Connections: 10},
 			{Scenario: "connect", Connections: 10},
 		} {
-			p.TLS = tlsClients
 			p = p.withDefaults()
 			t.Run(name+" "+p.Label(), func(t *testing.T) {
 				l, err := startLoad(p, at)
@@ -78,6 +96,9 @@ func TestEveryLoadMakesProgressOverTLS(t *testing.T) {
 		}
 	}
 	// The suite in between is the machine's choice: AES where it is in hardware.
+	if got := broker.tls.negotiated(); got != proxy.tls.negotiated() {
+		t.Errorf("with the fake broker %q was negotiated, with the proxy %q", got, proxy.tls.negotiated())
+	}
 	ours, theirs := proxy.tls.negotiated(), relay.tls.negotiated()
 	if ours != theirs || !strings.HasPrefix(ours, "TLS 1.3, TLS_") || !strings.HasSuffix(ours, ", X25519") {
 		t.Errorf("negotiated %q and %q: want the same, TLS 1.3 with X25519, or peers are compared over different ciphers", ours, theirs)
@@ -154,6 +175,39 @@ func (c *countedConn) Read(p []byte) (int, error) {
 }
 
 // A proxy may count an end without close_notify as a fault, and log it: that would be measured as well.
+func TestAnAnswerToAClientThatHasLeftGoesToNobody(t *testing.T) {
+	at, _ := startTLSBrokerHere(t)
+	stays, err := openLink(at, 0, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stays.close()
+	leaves, err := openLink(at, 0, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer leaves.close()
+	// A question and close_notify in one segment.
+	s := leaves.tls
+	s.driven = true
+	if _, err := s.conn.Write(lookupFrame(benchTopic(0), 7)); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.conn.CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	if err := (&link{fd: leaves.fd}).write(s.out); err != nil {
+		t.Fatal(err)
+	}
+	s.driven, s.out = false, nil
+	if n, err := s.conn.Read(make([]byte, 1)); err == nil {
+		t.Fatalf("%d bytes instead of the end", n)
+	}
+	if _, err := stays.ask(appendFrame(nil, codec.TypePing, nil), codec.TypePong); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestAnEndOverTLSIsAnnounced(t *testing.T) {
 	cert, client := identityHere(t)
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
@@ -311,7 +365,7 @@ func TestWhatCannotBeMeasuredOverTLSIsRefused(t *testing.T) {
 			t.Errorf("%+v on %v: %v, want a word about %s", p, names, err, want)
 		}
 	}
-	refuse(Params{Scenario: "produce", TLS: "both"}, `"both"`, "pointsman")
+	refuse(Params{Scenario: "produce", TLS: "all"}, `"all"`, "pointsman")
 	refuse(Params{Scenario: "rate", TLS: tlsClients}, `"rate"`, "pointsman")
 	refuse(Params{Scenario: "produce", TLS: tlsClients}, `"java-proxy"`, "pointsman", "java-proxy")
 	for _, p := range []Params{{Scenario: "churn", TLS: tlsClients}, {Scenario: "rate"}} {

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -11,6 +12,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -23,6 +25,8 @@ const usage = `pointsman-bench measures proxies for the Pulsar protocol side by 
 
   compare   one scenario over several targets, interleaved; prints a table of ratios
   standard  the standard set; writes the tables of BENCHMARKS.md (at most 20 minutes)
+  produce, consume, rate, lookup, connect, churn, hold, stall
+            the same for the scenario of that name: produce is compare --scenario produce
   switch    topics moved under load: evictions per second and the gap that clients see
   routes    the route table in process: load, change, decide
   broker    the fake broker (compare starts it by itself)
@@ -37,6 +41,9 @@ func run(args []string) error {
 	}
 	commands := map[string]func([]string) error{"compare": compare, "standard": standard, "switch": switches, "routes": routes, "broker": broker, "relay": relay}
 	command := commands[args[0]]
+	if command == nil && slices.Contains(bench.Scenarios, args[0]) {
+		command = func(rest []string) error { return compare(append([]string{"--scenario=" + args[0]}, rest...)) }
+	}
 	if command == nil {
 		return fmt.Errorf("unknown command %q: pointsman-bench help lists them", args[0])
 	}
@@ -49,11 +56,21 @@ func run(args []string) error {
 
 func broker(args []string) error {
 	f := flag.NewFlagSet("broker", flag.ContinueOnError)
-	ports := f.Int("ports", 1, "listening ports; lookups name one after the other")
+	var cfg bench.BrokerConfig
+	f.IntVar(&cfg.Ports, "ports", 1, "listening ports; lookups name one after the other")
+	certificate := f.String("certificate", "", "certificate (PEM) to speak TLS 1.3")
+	key := f.String("key", "", "its private key (PEM)")
 	if err := f.Parse(args); err != nil {
 		return err
 	}
-	b, err := bench.NewBroker(bench.BrokerConfig{Ports: *ports})
+	if *certificate != "" {
+		pair, err := tls.LoadX509KeyPair(*certificate, *key)
+		if err != nil {
+			return fmt.Errorf("--certificate and --key: %w", err)
+		}
+		cfg.TLS = &pair
+	}
+	b, err := bench.NewBroker(cfg)
 	if err != nil {
 		return err
 	}
@@ -68,8 +85,20 @@ func relay(args []string) error {
 	user := f.Bool("copy", false, "copy through user space")
 	certificate := f.String("certificate", "", "certificate (PEM) to speak TLS 1.3 with clients")
 	key := f.String("key", "", "its private key (PEM)")
+	ca := f.String("ca", "", "authorities (PEM) of the brokers' certificates, to speak TLS 1.3 with brokers")
 	if err := f.Parse(args); err != nil {
 		return err
+	}
+	var secure *tls.Config
+	if *ca != "" {
+		text, err := os.ReadFile(*ca)
+		if err != nil {
+			return fmt.Errorf("--ca: %w", err)
+		}
+		secure = &tls.Config{RootCAs: x509.NewCertPool(), MinVersion: tls.VersionTLS13}
+		if !secure.RootCAs.AppendCertsFromPEM(text) {
+			return fmt.Errorf("--ca %s: no certificate in it", *ca)
+		}
 	}
 	ln, err := net.Listen("tcp", *listen)
 	if err != nil {
@@ -82,7 +111,7 @@ func relay(args []string) error {
 		}
 		ln = tls.NewListener(ln, &tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS13})
 	}
-	return bench.Relay(ln, strings.Split(*to, ","), *user)
+	return bench.Relay(ln, strings.Split(*to, ","), secure, *user)
 }
 
 // loadFlags are the parameters of a load.
@@ -92,10 +121,10 @@ func loadFlags(f *flag.FlagSet) func() bench.Params {
 	f.IntVar(&p.Connections, "connections", 0, "client connections (0: the scenario's default)")
 	f.IntVar(&p.Producers, "producers", 0, "producers or consumers per connection")
 	f.IntVar(&p.Window, "window", 0, "operations in flight per connection")
-	f.IntVar(&p.Rate, "rate", 0, "messages per second, for rate and stall")
+	f.IntVar(&p.Rate, "rate", 0, "messages per second, for produce (which is then rate), rate and stall")
 	f.StringVar(&p.Stall, "stall", "", "what stalls: consumers or lookups")
 	f.IntVar(&p.Stalled, "stalled", 0, "peers that stop reading")
-	f.StringVar(&p.TLS, "tls", "", "client: TLS 1.3 with the proxy, plaintext with the broker; the targets are pointsman, haproxy, haproxy64k and go-relay")
+	f.StringVar(&p.TLS, "tls", "", "TLS 1.3 where: client (load to proxy), broker (proxy to broker) or both; for pointsman, haproxy, haproxy64k and go-relay")
 	f.DurationVar(&p.Warmup, "warmup", 0, "before each measurement")
 	f.DurationVar(&p.Duration, "duration", 0, "of each measurement")
 	size := sizeFlag(f, "size", "payload of a message, as in 100B, 1KiB, 1MiB")
