@@ -129,7 +129,11 @@ func (q *question) fire(now time.Time) {
 func (q *question) giveUp(now time.Time) {
 	trouble := q.trouble
 	if q.up != nil {
-		trouble = fmt.Sprintf("broker %s does not answer", q.up.key.broker)
+		silent := fmt.Sprintf("broker %s does not answer", q.up.key.broker)
+		if trouble != "" {
+			silent += "; before that: " + trouble
+		}
+		trouble = silent
 	}
 	// Not ServiceNotReady: on a connection for lookups, which many topics share, clients close it on that.
 	q.pool.finish(now, q, failure(RefusedClusterUnreachable, codec.ErrorMetadata,

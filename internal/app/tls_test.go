@@ -182,7 +182,7 @@ func TestASwitchBetweenAPlaintextAndATLSCluster(t *testing.T) {
 // AU-10: the certificates of b's brokers are for other names. Its clients are refused with a text that names host and cluster; a is not affected.
 func TestAU10AWrongNameInTheCertificatesOfOneCluster(t *testing.T) {
 	r := tlsRig(t, testkit.Options{}, map[string][]string{"a": brokerNames, "b": {"other.example.com"}}, func(cfg *config.Config) {
-		cfg.Limits.LookupTimeout = config.Duration(500 * time.Millisecond)
+		cfg.Limits.LookupTimeout = config.Duration(2 * time.Second)
 	})
 	const onA, onB = "persistent://public/default/on-a", "persistent://public/default/on-b"
 	if _, err := r.admin.Set(t.Context(), admin.SetRequest{Name: onB, Cluster: "b"}); err != nil {
