@@ -1735,10 +1735,18 @@ type CommandAck struct {
 	AckType         *int32                 `protobuf:"varint,2,req,name=ack_type,json=ackType" json:"ack_type,omitempty"` // 0 Individual, 1 Cumulative
 	MessageId       []*MessageIdData       `protobuf:"bytes,3,rep,name=message_id,json=messageId" json:"message_id,omitempty"`
 	ValidationError *int32                 `protobuf:"varint,4,opt,name=validation_error,json=validationError" json:"validation_error,omitempty"`
+	TxnidLeastBits  *uint64                `protobuf:"varint,6,opt,name=txnid_least_bits,json=txnidLeastBits,def=0" json:"txnid_least_bits,omitempty"`
+	TxnidMostBits   *uint64                `protobuf:"varint,7,opt,name=txnid_most_bits,json=txnidMostBits,def=0" json:"txnid_most_bits,omitempty"`
 	RequestId       *uint64                `protobuf:"varint,8,opt,name=request_id,json=requestId" json:"request_id,omitempty"`
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
+
+// Default values for CommandAck fields.
+const (
+	Default_CommandAck_TxnidLeastBits = uint64(0)
+	Default_CommandAck_TxnidMostBits  = uint64(0)
+)
 
 func (x *CommandAck) Reset() {
 	*x = CommandAck{}
@@ -1796,6 +1804,20 @@ func (x *CommandAck) GetValidationError() int32 {
 		return *x.ValidationError
 	}
 	return 0
+}
+
+func (x *CommandAck) GetTxnidLeastBits() uint64 {
+	if x != nil && x.TxnidLeastBits != nil {
+		return *x.TxnidLeastBits
+	}
+	return Default_CommandAck_TxnidLeastBits
+}
+
+func (x *CommandAck) GetTxnidMostBits() uint64 {
+	if x != nil && x.TxnidMostBits != nil {
+		return *x.TxnidMostBits
+	}
+	return Default_CommandAck_TxnidMostBits
 }
 
 func (x *CommandAck) GetRequestId() uint64 {
@@ -3746,13 +3768,15 @@ func (x *CommandTopicMigrated) GetBrokerServiceUrlTls() string {
 	return ""
 }
 
-// What a fake broker and the tests read of a message; the proxy itself never opens payloads.
+// What a fake broker and the tests read of a message; the proxy itself never opens payloads, and reads a few of these fields
+// with a parser of its own (codec.ParseSource).
 type MessageMetadata struct {
 	state              protoimpl.MessageState `protogen:"open.v1"`
 	ProducerName       *string                `protobuf:"bytes,1,req,name=producer_name,json=producerName" json:"producer_name,omitempty"`
 	SequenceId         *uint64                `protobuf:"varint,2,req,name=sequence_id,json=sequenceId" json:"sequence_id,omitempty"`
 	PublishTime        *uint64                `protobuf:"varint,3,req,name=publish_time,json=publishTime" json:"publish_time,omitempty"`
 	Properties         []*KeyValue            `protobuf:"bytes,4,rep,name=properties" json:"properties,omitempty"`
+	ReplicatedFrom     *string                `protobuf:"bytes,5,opt,name=replicated_from,json=replicatedFrom" json:"replicated_from,omitempty"`
 	NumMessagesInBatch *int32                 `protobuf:"varint,11,opt,name=num_messages_in_batch,json=numMessagesInBatch,def=1" json:"num_messages_in_batch,omitempty"`
 	HighestSequenceId  *uint64                `protobuf:"varint,24,opt,name=highest_sequence_id,json=highestSequenceId,def=0" json:"highest_sequence_id,omitempty"`
 	Uuid               *string                `protobuf:"bytes,26,opt,name=uuid" json:"uuid,omitempty"`
@@ -3825,6 +3849,13 @@ func (x *MessageMetadata) GetProperties() []*KeyValue {
 		return x.Properties
 	}
 	return nil
+}
+
+func (x *MessageMetadata) GetReplicatedFrom() string {
+	if x != nil && x.ReplicatedFrom != nil {
+		return *x.ReplicatedFrom
+	}
+	return ""
 }
 
 func (x *MessageMetadata) GetNumMessagesInBatch() int32 {
@@ -4048,7 +4079,7 @@ const file_pulsar_proto_rawDesc = "" +
 	"message_id\x18\x02 \x02(\v2\x1d.pointsman.wire.MessageIdDataR\tmessageId\x12,\n" +
 	"\x10redelivery_count\x18\x03 \x01(\r:\x010R\x0fredeliveryCount\x12\x17\n" +
 	"\aack_set\x18\x04 \x03(\x03R\x06ackSet\x12%\n" +
-	"\x0econsumer_epoch\x18\x05 \x01(\x04R\rconsumerEpoch\"\xd0\x01\n" +
+	"\x0econsumer_epoch\x18\x05 \x01(\x04R\rconsumerEpoch\"\xa8\x02\n" +
 	"\n" +
 	"CommandAck\x12\x1f\n" +
 	"\vconsumer_id\x18\x01 \x02(\x04R\n" +
@@ -4056,7 +4087,9 @@ const file_pulsar_proto_rawDesc = "" +
 	"\back_type\x18\x02 \x02(\x05R\aackType\x12<\n" +
 	"\n" +
 	"message_id\x18\x03 \x03(\v2\x1d.pointsman.wire.MessageIdDataR\tmessageId\x12)\n" +
-	"\x10validation_error\x18\x04 \x01(\x05R\x0fvalidationError\x12\x1d\n" +
+	"\x10validation_error\x18\x04 \x01(\x05R\x0fvalidationError\x12+\n" +
+	"\x10txnid_least_bits\x18\x06 \x01(\x04:\x010R\x0etxnidLeastBits\x12)\n" +
+	"\x0ftxnid_most_bits\x18\a \x01(\x04:\x010R\rtxnidMostBits\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\b \x01(\x04R\trequestId\"\xdc\x01\n" +
 	"\x12CommandAckResponse\x12\x1f\n" +
@@ -4239,7 +4272,7 @@ const file_pulsar_proto_rawDesc = "" +
 	"resourceId\x12#\n" +
 	"\rresource_type\x18\x02 \x02(\x05R\fresourceType\x12*\n" +
 	"\x10brokerServiceUrl\x18\x03 \x01(\tR\x10brokerServiceUrl\x120\n" +
-	"\x13brokerServiceUrlTls\x18\x04 \x01(\tR\x13brokerServiceUrlTls\"\xac\x03\n" +
+	"\x13brokerServiceUrlTls\x18\x04 \x01(\tR\x13brokerServiceUrlTls\"\xd5\x03\n" +
 	"\x0fMessageMetadata\x12#\n" +
 	"\rproducer_name\x18\x01 \x02(\tR\fproducerName\x12\x1f\n" +
 	"\vsequence_id\x18\x02 \x02(\x04R\n" +
@@ -4247,7 +4280,8 @@ const file_pulsar_proto_rawDesc = "" +
 	"\fpublish_time\x18\x03 \x02(\x04R\vpublishTime\x128\n" +
 	"\n" +
 	"properties\x18\x04 \x03(\v2\x18.pointsman.wire.KeyValueR\n" +
-	"properties\x124\n" +
+	"properties\x12'\n" +
+	"\x0freplicated_from\x18\x05 \x01(\tR\x0ereplicatedFrom\x124\n" +
 	"\x15num_messages_in_batch\x18\v \x01(\x05:\x011R\x12numMessagesInBatch\x121\n" +
 	"\x13highest_sequence_id\x18\x18 \x01(\x04:\x010R\x11highestSequenceId\x12\x12\n" +
 	"\x04uuid\x18\x1a \x01(\tR\x04uuid\x12-\n" +
