@@ -246,7 +246,9 @@ func randomQuestions(t *rapid.T) {
 			name := w.broker(t)
 			if up := w.p.endpoints[name].(*upstream); up.conn == 0 {
 				w.step(name + " up")
-				w.step(name + `> connected{server_version:"x" protocol_version:21}`)
+				if w.p.endpoints[name] != nil { // nobody had given it up meanwhile
+					w.step(name + `> connected{server_version:"x" protocol_version:21}`)
+				}
 			}
 		},
 		"lose": func(t *rapid.T) {
