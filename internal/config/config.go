@@ -60,14 +60,15 @@ type Store struct {
 
 // Cluster is one Pulsar cluster. Exactly one of MetadataStore and ServiceURL is set.
 type Cluster struct {
-	MetadataStore  string            `key:"metadata_store" doc:"That cluster's ZooKeeper, for broker discovery, as in zk:h1:2181,h2:2181/chroot (the official proxy's metadataStoreUrl). Either this or service_url."`
-	ServiceURL     string            `key:"service_url" doc:"Brokers to ask, as in pulsar://h1:6650,h2:6650, or pulsar+ssl://h1:6651,h2:6651 for TLS (the official proxy's brokerServiceURL and brokerServiceURLTLS, but several). Either this or metadata_store."`
-	TLS            *ClusterTLS       `key:"tls" doc:"TLS to the brokers. With metadata_store its presence alone, even tls: {}, has the brokers' TLS addresses used; with service_url the scheme pulsar+ssl:// decides."`
-	WebURL         string            `key:"web_url" doc:"Admin address of the cluster, as in http://h1:8080."`
-	Allow          []string          `key:"allow" doc:"Broker addresses, besides the discovered ones, that clients may be connected to: host:port, with * in the host, and lo-hi or * as port."`
-	AllowLinkLocal bool              `key:"allow_link_local" doc:"Also dial link-local addresses (169.254.0.0/16, fe80::/10); cloud metadata services live there."`
-	ListenerName   string            `key:"listener_name" doc:"Advertised listener that lookups ask for when the client names none."`
-	Resolve        map[string]string `key:"resolve" doc:"Where to dial a broker's advertised host:port instead; tells brokers of the same name in two clusters apart."`
+	MetadataStore       string            `key:"metadata_store" doc:"That cluster's ZooKeeper, for broker discovery, as in zk:h1:2181,h2:2181/chroot (the official proxy's metadataStoreUrl). Either this or service_url."`
+	ServiceURL          string            `key:"service_url" doc:"Brokers to ask, as in pulsar://h1:6650,h2:6650, or pulsar+ssl://h1:6651,h2:6651 for TLS (the official proxy's brokerServiceURL and brokerServiceURLTLS, but several). Either this or metadata_store."`
+	TLS                 *ClusterTLS       `key:"tls" doc:"TLS to the brokers. With metadata_store its presence alone, even tls: {}, has the brokers' TLS addresses used; with service_url the scheme pulsar+ssl:// decides."`
+	WebURL              string            `key:"web_url" doc:"Admin address of the cluster, as in http://h1:8080,h2:8080 (several are tried in turn), or https://h1:8443."`
+	ControllerTokenFile string            `key:"controller_token_file" doc:"File with the token that planned switches authenticate with at this cluster; it must allow to administer the topics and to consume from them. Only the proxy that leads uses it; it is read anew for each connection. Empty: no authentication."`
+	Allow               []string          `key:"allow" doc:"Broker addresses, besides the discovered ones, that clients may be connected to: host:port, with * in the host, and lo-hi or * as port."`
+	AllowLinkLocal      bool              `key:"allow_link_local" doc:"Also dial link-local addresses (169.254.0.0/16, fe80::/10); cloud metadata services live there."`
+	ListenerName        string            `key:"listener_name" doc:"Advertised listener that lookups ask for when the client names none."`
+	Resolve             map[string]string `key:"resolve" doc:"Where to dial a broker's advertised host:port instead; tells brokers of the same name in two clusters apart."`
 }
 
 // ClusterTLS is how the brokers of a cluster are verified: always by chain and name.
@@ -143,6 +144,19 @@ func Default() *Config {
 		Log:      Log{Level: "info", Format: "text"},
 		Shutdown: Shutdown{DrainDelay: Duration(5 * time.Second), Timeout: Duration(30 * time.Second)},
 	}
+}
+
+// WebURLs are the addresses that WebURL names, each with its scheme: http://h1:8080, http://h2:8080.
+func (c *Cluster) WebURLs() []string {
+	scheme, hosts, ok := strings.Cut(c.WebURL, "://")
+	if !ok {
+		return nil
+	}
+	var all []string
+	for host := range strings.SplitSeq(strings.TrimRight(hosts, "/"), ",") {
+		all = append(all, scheme+"://"+host)
+	}
+	return all
 }
 
 // PulsarURL is the address to announce for a listener, with TLS or not, that is bound to "host:port": the configured one, else bound with

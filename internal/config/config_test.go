@@ -120,6 +120,35 @@ func TestFlagsBeatTheEnvironmentWhichBeatsTheFile(t *testing.T) {
 	}
 }
 
+func TestAdminAddressesMayBeSeveral(t *testing.T) {
+	for text, want := range map[string][]string{
+		"http://h1:8080": {"http://h1:8080"}, "https://h1:8443,h2:8443/": {"https://h1:8443", "https://h2:8443"}, "": nil,
+	} {
+		c := Cluster{WebURL: text}
+		if got := c.WebURLs(); !slices.Equal(got, want) {
+			t.Errorf("%q names %q, want %q", text, got, want)
+		}
+	}
+	for _, bad := range []string{"http://h1:8080,", "http://h1:8080,http://h2:8080", "http://u:p@h1:8080", "ftp://h", "http://h1:8080/admin"} {
+		if got := faultsOf(t, "clusters: { a: { service_url: \"pulsar://h:6650\", web_url: \""+bad+"\" } }", nil, nil); !strings.Contains(got, "clusters.a.web_url") {
+			t.Errorf("%s: faults %q, want one of clusters.a.web_url", bad, got)
+		}
+	}
+}
+
+// A secret is named by its file, and looked at when the file is checked.
+func TestAControllerTokenMustBeThere(t *testing.T) {
+	empty := filepath.Join(t.TempDir(), "token")
+	if err := os.WriteFile(empty, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for file, want := range map[string]string{empty: "is empty; write one line with the token into it", empty + "x": "cannot be read"} {
+		if got := faultsOf(t, "clusters: { a: { service_url: \"pulsar://h:6650\", web_url: \"http://h:8080\", controller_token_file: "+file+" } }", nil, nil); !strings.Contains(got, want) {
+			t.Errorf("faults %q, want %q", got, want)
+		}
+	}
+}
+
 func TestEveryFaultIsReportedAtOnce(t *testing.T) {
 	text := `
 listeners: { pulsar: "6650", ops: 127.0.0.1:99999, http: 0.0.0.0:8080 }

@@ -216,7 +216,15 @@ func (v *validator) cluster(name string, c *Cluster) {
 		}
 	}
 	if c.WebURL != "" {
-		v.url(path+".web_url", c.WebURL, "http://broker:8080", "http", "https")
+		v.webURL(path+".web_url", c)
+	}
+	if file := c.ControllerTokenFile; file != "" {
+		if line, ok := v.secretFile(path+".controller_token_file", file, "one line with the token"); ok && line == "" {
+			v.fault(path+".controller_token_file", file, "is empty", "write one line with the token into it")
+		}
+		if c.WebURL == "" {
+			v.warn(path+".controller_token_file", file, "is not used, because there is no "+path+".web_url", "set it, such as http://broker:8080, or remove this")
+		}
 	}
 	for _, pattern := range c.Allow {
 		v.pattern(path+".allow", pattern)
@@ -400,6 +408,20 @@ func (v *validator) url(key, value, sample string, schemes ...string) {
 	u, err := url.Parse(value)
 	if err != nil || !slices.Contains(schemes, u.Scheme) || u.Hostname() == "" || u.User != nil || strings.Contains(u.Host, ",") {
 		v.fault(key, value, "is not a URL of the form "+strings.Join(schemes, ":// or ")+"://host:port", "write "+sample)
+	}
+}
+
+// webURL judges one or more addresses with one scheme in front.
+func (v *validator) webURL(key string, c *Cluster) {
+	all := c.WebURLs()
+	for _, one := range all {
+		if u, err := url.Parse(one); err == nil && (u.Scheme == "http" || u.Scheme == "https") && u.Hostname() != "" && u.User == nil && u.Path == "" && u.RawQuery == "" {
+			continue
+		}
+		all = nil
+	}
+	if len(all) == 0 {
+		v.fault(key, c.WebURL, "is not of the form http://host:port, with more of host:port behind commas", "write http://h1:8080,h2:8080, or https://h1:8443")
 	}
 }
 
