@@ -171,6 +171,7 @@ func (l *loop) handle(fd int, ev netpoll.IOEvent, flags netpoll.IOFlags) error {
 // endTurn sends what gathered during the events of a turn. It has to be called before the loop waits again.
 func (l *loop) endTurn() error {
 	if len(l.gathered) == 0 {
+		l.counters.turn()
 		return nil
 	}
 	start := time.Now()
@@ -186,6 +187,7 @@ func (l *loop) endTurn() error {
 		l.rearm()
 	}
 	l.counters.busy.Add(int64(time.Since(start)))
+	l.counters.turn()
 	if l.quit {
 		return errorx.ErrEngineShutdown
 	}

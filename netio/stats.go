@@ -18,6 +18,27 @@ type counters struct {
 	handshakes, handshakeFailures          atomic.Int64
 	busy                                   atomic.Int64 // ns
 	wakeups                                atomic.Int64
+	turns                                  [len(TurnBounds) + 1]atomic.Int64
+	longestTurn                            atomic.Int64 // ns
+	turned                                 int64        // busy at the end of the last turn; the loop's own
+}
+
+// TurnBounds are the upper ends of the classes that LoopStats.Turns counts by; one more class has what is longer.
+var TurnBounds = [...]time.Duration{500 * time.Microsecond, time.Millisecond, 5 * time.Millisecond, 20 * time.Millisecond, 100 * time.Millisecond}
+
+// turn counts a turn: what was added to busy since the last one.
+func (c *counters) turn() {
+	busy := c.busy.Load()
+	took := time.Duration(busy - c.turned)
+	c.turned = busy
+	class := 0
+	for class < len(TurnBounds) && took > TurnBounds[class] {
+		class++
+	}
+	c.turns[class].Add(1)
+	if int64(took) > c.longestTurn.Load() {
+		c.longestTurn.Store(int64(took))
+	}
 }
 
 // LoopStats are the counters of one loop. Conns, Clients, QueuedBytes, Paused and Handshaking are levels; the rest only grows.
@@ -43,6 +64,11 @@ type LoopStats struct {
 	Handshakes        int64 // TLS handshakes that were completed
 	HandshakeFailures int64
 
+	// A turn is what a loop does from one look for events to the next; everything else on the loop waits meanwhile. It is measured by the
+	// clock on the wall: on a machine that is full it contains the time for which the loop's thread was not given a processor.
+	Turns       [len(TurnBounds) + 1]int64 // by how long they took: see TurnBounds
+	LongestTurn time.Duration              // so far
+
 	Busy        time.Duration // time spent in callbacks
 	Utilisation float64       // busy share of the last window of loadWindow or more
 }
@@ -67,8 +93,11 @@ func (e *Engine) Stats() Stats {
 			Accepted: c.accepted.Load(), Refused: c.refused.Load(),
 			Dials: c.dials.Load(), DialFailures: c.dialFailures.Load(), PortsUsedUp: c.portsUsedUp.Load(), WriteStalled: c.stalled.Load(),
 			Handshaking: c.handshaking.Load(), Handshakes: c.handshakes.Load(), HandshakeFailures: c.handshakeFailures.Load(),
-			Busy: time.Duration(c.busy.Load()), Utilisation: util[i],
+			Busy: time.Duration(c.busy.Load()), Utilisation: util[i], LongestTurn: time.Duration(c.longestTurn.Load()),
 		})
+		for class := range c.turns {
+			s.Loops[i].Turns[class] = c.turns[class].Load()
+		}
 	}
 	return s
 }

@@ -13,8 +13,9 @@ import (
 // collector reads the counters of all parts when it is scraped. Names that the official proxy has keep its meaning
 // (pulsar_proxy_…); everything else is pointsman_…. Nothing is labelled by topic or client: the number of series is fixed by the configuration.
 type collector struct {
-	app *App
-	all []metric
+	app      *App
+	all      []metric
+	turnDesc *prometheus.Desc // of the one histogram
 }
 
 // metric is one family: read calls emit once per series.
@@ -25,7 +26,7 @@ type metric struct {
 }
 
 func newCollector(a *App) *collector {
-	c := &collector{app: a}
+	c := &collector{app: a, turnDesc: prometheus.NewDesc("pointsman_loop_turn_seconds", "Turns of the event loop: how long it did not come back for new events.", []string{"loop"}, nil)}
 	c.add()
 	return c
 }
@@ -35,6 +36,7 @@ func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, m := range c.all {
 		ch <- m.desc
 	}
+	ch <- c.turnDesc
 }
 
 // Collect implements prometheus.Collector.
@@ -44,10 +46,24 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 			ch <- prometheus.MustNewConstMetric(m.desc, m.kind, value, labels...)
 		})
 	}
+	c.turns(ch)
 }
 
 func (c *collector) family(kind prometheus.ValueType, name, help string, labels []string, read func(emit func(float64, ...string))) {
 	c.all = append(c.all, metric{prometheus.NewDesc(name, help, labels, nil), kind, read})
+}
+
+// turns collects the histogram of turns.
+func (c *collector) turns(ch chan<- prometheus.Metric) {
+	for i, l := range c.app.engine.Stats().Loops {
+		buckets, count := map[float64]uint64{}, uint64(0)
+		for class, bound := range netio.TurnBounds {
+			count += uint64(l.Turns[class])
+			buckets[bound.Seconds()] = count
+		}
+		count += uint64(l.Turns[len(netio.TurnBounds)])
+		ch <- prometheus.MustNewConstHistogram(c.turnDesc, count, l.Busy.Seconds(), buckets, strconv.Itoa(i))
+	}
 }
 
 func (c *collector) counter(name, help string, read func(*session.Counters) uint64) {
@@ -159,6 +175,7 @@ func (c *collector) add() {
 	c.value("pointsman_buffer_bytes", "Memory of all queues for peers that do not read; its limit is limits.buffer_memory.", func() float64 { return float64(c.app.engine.Stats().BufferMemory) })
 	c.loops(prometheus.GaugeValue, "pointsman_loop_connections", "Connections of the event loop, both sides.", func(l netio.LoopStats) float64 { return float64(l.Conns) })
 	c.loops(prometheus.GaugeValue, "pointsman_loop_utilisation", "Busy share of the event loop, 0 to 1.", func(l netio.LoopStats) float64 { return l.Utilisation })
+	c.loops(prometheus.GaugeValue, "pointsman_loop_turn_max_seconds", "Longest time since the start for which the event loop did not come back for new events.", func(l netio.LoopStats) float64 { return l.LongestTurn.Seconds() })
 	c.loops(prometheus.GaugeValue, "pointsman_loop_paused_connections", "Connections that are not read because their peer is full.", func(l netio.LoopStats) float64 { return float64(l.Paused) })
 	c.loops(prometheus.CounterValue, "pointsman_loop_reads_total", "read system calls.", func(l netio.LoopStats) float64 { return float64(l.Reads) })
 	c.loops(prometheus.CounterValue, "pointsman_loop_writes_total", "write system calls.", func(l netio.LoopStats) float64 { return float64(l.Writes) })

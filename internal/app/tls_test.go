@@ -143,6 +143,13 @@ func TestAClientSeesNoDifferenceOverTLS(t *testing.T) {
 	if n := r.metric(t, "pointsman_loop_tls_handshakes_total"); n == 0 {
 		t.Error("no TLS handshake was counted")
 	}
+	// Each is read a moment after the one before.
+	longest := r.metric(t, "pointsman_loop_turn_max_seconds")
+	turns := r.metric(t, "pointsman_loop_turn_seconds_count")
+	all := r.metric(t, "pointsman_loop_turn_seconds_bucket", `le="+Inf"`)
+	if busy := r.metric(t, "pointsman_loop_turn_seconds_sum"); turns == 0 || all < turns || longest <= 0 || longest > busy {
+		t.Errorf("%v turns of the loops (%v a moment later) took %v s, the longest %v s", turns, all, busy, longest)
+	}
 }
 
 // A live producer over TLS moves from a plaintext cluster to one with TLS, and back.
