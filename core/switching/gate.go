@@ -22,8 +22,6 @@ type Standing struct {
 	Lease bool
 	// Aged tells that the last contact with the store is older than max_map_age (rule P8; never when that is off).
 	Aged bool
-
-	without rules
 }
 
 // Action is what happens to a frame.
@@ -62,13 +60,13 @@ type Table struct {
 // it has a lease again.
 func Admit(s Standing) Table {
 	var t Table
-	if s.Aged && !s.without.has(ruleAgeHolds) {
+	if s.Aged {
 		t = Table{Send: Drop, Produce: Hold}
 	}
 	switch {
 	case s.State == route.StateActive:
 		return t
-	case s.State == route.StatePrepared && (s.Lease || s.without.has(ruleLease)):
+	case s.State == route.StatePrepared && s.Lease:
 		return t
 	case s.State == route.StatePrepared:
 		return Table{Send: Drop, Produce: Hold, Open: Hold}
@@ -165,5 +163,5 @@ func (g *Gate) LegLost() {
 func (g Gate) Drained() bool { return g.Outstanding == 0 }
 
 func (g Gate) refuses(s Standing) bool {
-	return g.Closing || g.Lost || g.Epoch != s.Epoch || g.Poisoned && !s.without.has(rulePoisoned)
+	return g.Closing || g.Lost || g.Epoch != s.Epoch || g.Poisoned
 }

@@ -37,6 +37,17 @@ const (
 	StateAborted State = "aborted"
 )
 
+// Wish is what the operator wants of a switch. It is written into the record alone; the leader finds it there.
+type Wish string
+
+// The wishes.
+const (
+	// WishAbort: go back to the old cluster. Without effect after the flip, which is never undone.
+	WishAbort Wish = "abort"
+	// WishPause: do not begin. Without effect once the topic is prepared: a topic is not left in the middle.
+	WishPause Wish = "pause"
+)
+
 // Over tells whether nothing more will happen.
 func (s State) Over() bool { return s == StateDone || s == StateIncomplete || s == StateAborted }
 
@@ -51,7 +62,8 @@ type Record struct {
 	ID string `json:"id"`
 	// Rev counts the writes of the record: revision n replaces n−1 and nothing else.
 	Rev uint64 `json:"rev,omitempty"`
-	// Attempt counts the attempts of a planned switch.
+	// Attempt counts the attempts of a planned switch, from 1. An abort ends the attempt and with it the switch, until Again asks
+	// for the next one.
 	Attempt uint32 `json:"attempt,omitempty"`
 	Batch   string `json:"batch,omitempty"` // shared by the switches of one command
 	Topic   string `json:"topic"`           // canonical base name, or the scope of a rule
@@ -59,7 +71,8 @@ type Record struct {
 	To      string `json:"to"`
 	Mode    Mode   `json:"mode"`
 	State   State  `json:"state"`
-	Epoch   uint64 `json:"epoch"` // the epoch that the flip wrote
+	Wish    Wish   `json:"wish,omitempty"`
+	Epoch   uint64 `json:"epoch"` // the epoch that the flip writes
 	// Assigned holds, per full topic name (with partition suffix), the logical address ("host:port") of the broker of
 	// cluster To that a LOOKUP named before the flip. A name that could not be looked up is absent.
 	Assigned map[string]string `json:"assigned,omitempty"`
@@ -77,6 +90,15 @@ type Record struct {
 	Flipped time.Time `json:"flipped,omitzero"`
 	Ended   time.Time `json:"ended,omitzero"`
 	Note    string    `json:"note,omitempty"`
+}
+
+// Again is the record that asks for the next attempt of a switch that was aborted.
+func (r Record) Again(now time.Time) Record {
+	r.Rev++
+	r.Attempt++
+	r.State, r.Wish, r.Note, r.Runner = StateRequested, "", "", ""
+	r.Started, r.Flipped, r.Ended = now, time.Time{}, time.Time{}
+	return r
 }
 
 // Ack is what one proxy reports when it has come so far as Phase: its disk copy knows that the topic is prepared; every message

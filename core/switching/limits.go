@@ -22,15 +22,3 @@ const (
 	// that was silent for two of its keep-alive intervals.
 	SettleTime = 2 * BrokerKeepAlive
 )
-
-// rules is a set of protocol rules that the checker takes out one by one, to see that it notices. It is empty in the product: nothing
-// outside of this package's tests can set it.
-type rules uint64
-
-const (
-	ruleLease    rules = 1 << iota // publishes of a prepared topic need a lease
-	rulePoisoned                   // a handle that dropped once never forwards again
-	ruleAgeHolds                   // max_map_age holds publishes
-)
-
-func (r rules) has(rule rules) bool { return r&rule != 0 }

@@ -1,0 +1,470 @@
+package switching
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"pointsman/core/route"
+)
+
+// Controller decides one attempt of one planned switch: from what was observed to the next step. It is a value: copy and compare
+// it freely. Whoever leads drives one, and only one step at a time:
+//
+//	for {
+//		step := c.Next(now)
+//		c.Observe(now, step, do(step))
+//	}
+//
+// A leader begins with New, whatever another leader has done: the first step reads the entry, which is the truth (C7). Two leaders
+// at once do no harm: every write replaces exactly what this attempt wrote before (C6).
+type Controller struct {
+	topic, from, to string
+	key             Key
+	epoch           uint64 // that the flip writes
+	rev             uint64 // of the record, as last read or written
+	wish            Wish
+	stage           stage
+	base            route.Entry // the entry that prepare replaces; zero when absent
+	// Until when the topic may be prepared and fenced, and the proxies may take to report the eviction; zero before.
+	preparedBy, fencedBy, evictedBy time.Time
+	due                             time.Time // not before: the next look at what was not yet so
+	waiting                         string    // for whom or what
+	abort                           string    // why it must go back
+	claims                          string    // names of the producers that proxies have on the old cluster, one a line
+	tail                            string
+	evicted                         bool
+	notes                           string // for the receipt
+	end                             State  // of stageEnd
+}
+
+// stage is what the controller believes to be at. Only stageRead learns it from the entry.
+type stage uint8
+
+const (
+	stageRead stage = iota
+	stageRequested
+	stagePrepared
+	stageFence
+	stageFenced
+	stageEvict
+	stageTail
+	stageReplicated
+	stageCarry
+	stageReadBack
+	stageTailAgain
+	stageFlip
+	stageFlipped
+	stageVerify
+	stageEnd
+	stageOver
+)
+
+// RetryInterval is how long a controller waits after the store refused.
+const RetryInterval = 200 * time.Millisecond
+
+// LookInterval is how often a controller looks again at what was not yet so, without a Nudge.
+const LookInterval = 20 * time.Millisecond
+
+// PauseInterval is how often it looks whether a pause has ended.
+const PauseInterval = time.Second
+
+// NewController drives the attempt that rec asks for. Of rec only what never changes within an attempt is taken: a leader may
+// have read it long ago.
+func NewController(rec Record) Controller {
+	return Controller{topic: rec.Topic, from: rec.From, to: rec.To, key: Key{rec.ID, rec.Attempt}, epoch: rec.Epoch}
+}
+
+// Over tells that nothing is left to do.
+func (c Controller) Over() bool { return c.stage == stageOver }
+
+// Nudge makes the next look due: an ack, the roster or the record has changed.
+func (c *Controller) Nudge() { c.due = time.Time{} }
+
+// Next is the step to take now.
+func (c Controller) Next(now time.Time) Step {
+	if now.Before(c.due) && c.stage != stageOver {
+		return Step{Work: WorkWait, Until: c.due, Why: c.waiting}
+	}
+	if c.stage >= stagePrepared && c.stage <= stageFlip {
+		if why := c.reason(now); why != "" {
+			c.addNote(why)
+			return c.write(c.entry(c.inMap()), c.entry(route.StateActive), StateAborted, c.notes)
+		}
+	}
+	switch c.stage {
+	case stageRead:
+		return Step{Work: WorkRead}
+	case stageRequested:
+		switch why := c.reason(now); {
+		case why != "":
+			return c.record(StateAborted, why)
+		case c.wish == WishPause:
+			return Step{Work: WorkWait, Until: now.Add(PauseInterval), Why: "paused before it began"}
+		}
+		return c.write(c.base, c.entry(route.StatePrepared), StatePrepared, "")
+	case stagePrepared, stageFenced:
+		return Step{Work: WorkSurvey}
+	case stageFence:
+		return c.write(c.entry(route.StatePrepared), c.entry(route.StateFenced), StateFenced, "")
+	case stageEvict:
+		return Step{Work: WorkEvict}
+	case stageTail:
+		return Step{Work: WorkTail}
+	case stageReplicated:
+		return Step{Work: WorkReplicated, Tail: c.tail}
+	case stageCarry:
+		return Step{Work: WorkCarry, Tail: c.tail}
+	case stageReadBack:
+		return Step{Work: WorkReadBack, Tail: c.tail}
+	case stageTailAgain:
+		return Step{Work: WorkTailAgain, Tail: c.tail}
+	case stageFlip:
+		flipped := c.entry(route.StateActive)
+		flipped.Cluster, flipped.Epoch = c.to, c.epoch
+		return c.write(c.entry(route.StateFenced), flipped, StateEvicting, c.notes)
+	case stageFlipped:
+		return Step{Work: WorkSurvey}
+	case stageVerify:
+		return Step{Work: WorkVerify, Tail: c.tail}
+	case stageEnd:
+		return c.record(c.end, c.notes)
+	}
+	return Step{Work: WorkOver}
+}
+
+// entry is the entry of this attempt on the old cluster.
+func (c Controller) entry(s route.State) route.Entry {
+	return route.Entry{Topic: c.topic, Cluster: c.from, State: s, Epoch: c.epoch - 1, SwitchID: c.key.Switch, Attempt: c.key.Attempt}
+}
+
+// inMap is the state that the map has at the present stage.
+func (c Controller) inMap() route.State {
+	if c.stage <= stageFence {
+		return route.StatePrepared
+	}
+	return route.StateFenced
+}
+
+func (c Controller) write(before, after route.Entry, s State, note string) Step {
+	return Step{Work: WorkWrite, Before: before, After: after, Record: RecordState{Rev: c.rev + 1, Attempt: c.key.Attempt, State: s, Note: note}}
+}
+
+func (c Controller) record(s State, note string) Step {
+	return Step{Work: WorkRecord, Record: RecordState{Rev: c.rev + 1, Attempt: c.key.Attempt, State: s, Note: note}}
+}
+
+// reason is why the switch must go back; "" when it need not.
+func (c Controller) reason(now time.Time) string {
+	state, limit, by := "prepared", PrepareLimit, c.preparedBy
+	if c.stage >= stageFenced {
+		state, limit, by = "fenced", FenceLimit, c.fencedBy
+	}
+	switch {
+	case c.abort != "":
+		return c.abort
+	case c.wish == WishAbort:
+		return "aborted by the operator"
+	case c.stage >= stagePrepared && !now.Before(by):
+		why := fmt.Sprintf("a topic may be %s for %v, and that is over", state, limit)
+		if c.waiting != "" {
+			why += ": " + c.waiting
+		}
+		return why
+	}
+	return ""
+}
+
+// Observe takes what became of step.
+func (c *Controller) Observe(now time.Time, step Step, r Report) {
+	if step.Work == WorkOver || step.Work == WorkWait {
+		return
+	}
+	c.due, c.waiting = time.Time{}, ""
+	switch {
+	case r.Answer == NotYet && step.Work.onStore():
+		c.due, c.waiting = now.Add(RetryInterval), r.Why
+		return
+	case r.Answer == NotYet:
+		c.due, c.waiting = now.Add(LookInterval), r.Why
+		if step.Work == WorkReadBack {
+			c.stage = stageCarry
+		}
+		return
+	case r.Answer == Never && step.Work.onStore():
+		// The store will say so again, of the abort as well: only what the map says now helps.
+		c.abort, c.stage, c.due = r.Why, stageRead, now.Add(RetryInterval)
+		return
+	case r.Answer == Never && step.Work != WorkVerify:
+		c.abort = r.Why
+		return
+	}
+	switch step.Work {
+	case WorkRead:
+		c.reconcile(now, r)
+	case WorkWrite:
+		c.wrote(now, step, r)
+	case WorkRecord:
+		c.rev = step.Record.Rev
+		if c.stage = stageOver; r.Answer == Conflict || r.Answer == Unknown {
+			c.stage = stageRead
+		}
+	case WorkSurvey:
+		c.rev, c.wish = r.Record.Rev, r.Record.Wish
+		switch {
+		case r.Record.Attempt != c.key.Attempt || r.Record.State.Over():
+			c.stage = stageRead
+		case c.stage == stagePrepared:
+			c.judgePrepared(now, r.Survey)
+		case c.stage == stageFenced:
+			c.judgeFenced(now, r.Survey)
+		default:
+			c.judgeEvicted(now, r.Survey)
+		}
+	case WorkEvict:
+		c.evicted, c.claims, c.stage = true, "", stageTail
+		c.judgePublishers(r.Publishers)
+	case WorkTail:
+		c.tail, c.stage = r.Tail, stageReplicated
+		c.judgePublishers(r.Publishers)
+	case WorkReplicated:
+		c.stage = stageCarry
+	case WorkCarry:
+		c.stage = stageReadBack
+	case WorkReadBack:
+		c.stage = stageTailAgain
+	case WorkTailAgain:
+		c.stage = stageFlip
+		if r.Foreign != "" {
+			c.abort = fmt.Sprintf("somebody writes to cluster %s past the proxies: %s; send it through a proxy, then switch again", c.from, r.Foreign)
+			return
+		}
+		c.judgePublishers(r.Publishers)
+	case WorkVerify:
+		c.addNote(r.Why)
+		c.stage = stageEnd
+	}
+}
+
+// wrote takes the outcome of a write of entry and record.
+func (c *Controller) wrote(now time.Time, step Step, r Report) {
+	s := step.Record.State
+	if s == StateAborted {
+		if c.abort = c.reason(now); c.abort == "" {
+			c.abort = step.Record.Note
+		}
+	}
+	// The time runs from the sending: the write may have been done long before its answer.
+	switch s {
+	case StatePrepared:
+		earliest(&c.preparedBy, r.Began.Add(PrepareLimit))
+	case StateFenced:
+		earliest(&c.fencedBy, r.Began.Add(FenceLimit))
+	}
+	if r.Answer != OK {
+		// C6: nothing is assumed. A write whose outcome is unknown may even come later; then it finds what we write from here on, and
+		// fails.
+		c.stage = stageRead
+		return
+	}
+	c.rev = step.Record.Rev
+	switch s {
+	case StatePrepared:
+		c.stage = stagePrepared
+	case StateFenced:
+		c.stage = stageFenced
+	case StateEvicting:
+		c.flipped(now)
+	case StateAborted:
+		c.stage = stageOver
+	}
+}
+
+// earliest sets a deadline unless there is one: nothing that a controller meets on the way prolongs it.
+func earliest(deadline *time.Time, to time.Time) {
+	if deadline.IsZero() {
+		*deadline = to
+	}
+}
+
+func (c *Controller) flipped(now time.Time) {
+	c.stage = stageFlipped
+	earliest(&c.evictedBy, now.Add(EvictLimit))
+}
+
+// reconcile goes on from what the map says (C7). The record decides only when the entry is not of this attempt.
+func (c *Controller) reconcile(now time.Time, r Report) {
+	e, rec := r.Entry, r.Record
+	c.rev, c.wish = rec.Rev, rec.Wish
+	mine := !r.Absent && KeyOf(e) == c.key
+	switch {
+	case rec.Attempt != c.key.Attempt:
+		c.stage = stageOver // the next attempt is somebody else's work
+	case mine && e == c.entry(route.StatePrepared):
+		c.stage = stagePrepared
+		earliest(&c.preparedBy, now.Add(PrepareLimit))
+	case mine && e == c.entry(route.StateFenced):
+		// Whatever was found before does not count: C3 begins anew.
+		c.stage, c.evicted, c.claims, c.tail = stageFenced, false, "", ""
+		earliest(&c.fencedBy, now.Add(ResumeLimit))
+	case rec.State.Over():
+		c.stage = stageOver
+	case mine && e.Cluster == c.to:
+		c.flipped(now)
+	case mine:
+		c.finish(StateAborted, "aborted; the record was mended from the map")
+	case rec.State == StateEvicting:
+		c.finish(StateIncomplete, "overtaken by "+by(e))
+	case rec.State == StateRequested && e.Cluster == c.from && e.State == route.StateActive && e.Epoch+1 == c.epoch:
+		c.stage, c.base = stageRequested, e
+		if r.Absent {
+			c.base = route.Entry{}
+		}
+	default:
+		c.finish(StateAborted, fmt.Sprintf("the topic is %s on cluster %s at epoch %d, changed by %s; plan the switch again", stateName(e.State), e.Cluster, e.Epoch, by(e)))
+	}
+}
+
+func by(e route.Entry) string {
+	if e.SwitchID == "" {
+		return "a change of the routes"
+	}
+	return "switch " + e.SwitchID
+}
+
+func stateName(s route.State) string {
+	return map[route.State]string{route.StateActive: "active", route.StatePrepared: "prepared", route.StateFenced: "fenced", route.StateDraining: "draining"}[s]
+}
+
+func (c *Controller) finish(s State, note string) {
+	c.stage, c.end = stageEnd, s
+	c.addNote(note)
+}
+
+func (c *Controller) addNote(note string) {
+	if c.notes != "" && note != "" {
+		c.notes += "; "
+	}
+	c.notes += note
+}
+
+func (c *Controller) wait(now time.Time, why string) { c.due, c.waiting = now.Add(LookInterval), why }
+
+// judgePrepared: every member must have this attempt on its disk (C2), also one that is not running: it could start, cut off
+// from the store, and go on with the map from before.
+func (c *Controller) judgePrepared(now time.Time, s Survey) {
+	var missing []string
+	for _, m := range s.Members {
+		if !m.Aged && !c.acked(s, m.ID, "", StatePrepared) && !c.acked(s, m.ID, "", StateFenced) {
+			missing = append(missing, describe(m))
+		}
+	}
+	switch {
+	case len(s.Members) == 0:
+		c.wait(now, "no proxy is in the roster")
+	case len(missing) > 0:
+		c.wait(now, "not acknowledged by "+strings.Join(missing, ", "))
+	default:
+		c.stage = stageFence
+	}
+}
+
+// judgeFenced: each member has a fenced ack, or a prepared ack of this attempt and an expired session (C3). The latter can publish no
+// more, but what it had sent may not have arrived: whoever is not clean makes the controller evict (C4).
+func (c *Controller) judgeFenced(now time.Time, s Survey) {
+	var missing, dirty, claims []string
+	for _, m := range s.Members {
+		ack, ok := c.fencedAck(s, m)
+		switch {
+		case ok:
+			claims = append(claims, ack.Claims...)
+			if !ack.Clean {
+				dirty = append(dirty, m.ID+": "+ack.Why)
+			}
+		case m.Aged:
+			dirty = append(dirty, m.ID+": not seen for longer than max_map_age")
+		case !m.Live && c.acked(s, m.ID, "", StatePrepared):
+			dirty = append(dirty, m.ID+": gone")
+		default:
+			missing = append(missing, describe(m))
+		}
+	}
+	for _, id := range s.Tombstones {
+		dirty = append(dirty, id+": forgotten a moment ago")
+	}
+	switch {
+	case len(s.Members) == 0:
+		c.wait(now, "no proxy is in the roster")
+	case len(missing) > 0:
+		c.wait(now, "not acknowledged by "+strings.Join(missing, ", "))
+	case len(dirty) > 0:
+		c.stage = stageEvict
+		c.addNote("evicted on cluster " + c.from + " (" + strings.Join(dirty, ", ") + ")")
+	default:
+		slices.Sort(claims)
+		c.stage, c.claims = stageTail, strings.Join(claims, "\n")
+	}
+}
+
+// judgeEvicted waits for the proxies that had the topic fenced and are still the same process. Safety does not depend on it.
+func (c *Controller) judgeEvicted(now time.Time, s Survey) {
+	var missing []string
+	for _, m := range s.Members {
+		if _, fenced := c.fencedAck(s, m); fenced && m.Live && !c.acked(s, m.ID, m.Incarnation, StateEvicting) {
+			missing = append(missing, m.ID)
+		}
+	}
+	switch late := !now.Before(c.evictedBy); {
+	case len(missing) == 0:
+		c.stage, c.end = stageVerify, StateDone
+	case late:
+		c.stage, c.end = stageVerify, StateIncomplete
+		c.addNote("no report from " + strings.Join(missing, ", ") + ": clients there may not have been told; they find the new cluster when they come back")
+	default:
+		c.wait(now, "not reported by "+strings.Join(missing, ", "))
+	}
+}
+
+// judgePublishers aborts when somebody publishes on the old cluster who is no client of a proxy.
+func (c *Controller) judgePublishers(names []string) {
+	claimed := strings.Split(c.claims, "\n")
+	var strangers []string
+	for _, name := range names {
+		if _, ok := slices.BinarySearch(claimed, name); !ok {
+			strangers = append(strangers, name)
+		}
+	}
+	switch {
+	case len(strangers) == 0:
+	case c.evicted:
+		c.abort = fmt.Sprintf("cluster %s still has publishers after the eviction: %s", c.from, strings.Join(strangers, ", "))
+	default:
+		c.abort = fmt.Sprintf("cluster %s has publishers that are clients of no proxy: %s; send them through a proxy, then switch again", c.from, strings.Join(strangers, ", "))
+	}
+}
+
+// fencedAck is the fenced ack of a member: of the process that is running; of any that ran when none is, then rather one that is not
+// clean.
+func (c Controller) fencedAck(s Survey, m MemberFact) (found Ack, ok bool) {
+	for _, a := range s.Acks {
+		if a.Proxy == m.ID && a.Attempt == c.key.Attempt && a.Phase == StateFenced && (a.Incarnation == m.Incarnation || !m.Live) && (!ok || !a.Clean) {
+			found, ok = a, true
+		}
+	}
+	return found, ok
+}
+
+// acked tells whether a member has acknowledged the phase for this attempt; an empty incarnation accepts any.
+func (c Controller) acked(s Survey, id, incarnation string, phase State) bool {
+	return slices.ContainsFunc(s.Acks, func(a Ack) bool {
+		return a.Proxy == id && a.Attempt == c.key.Attempt && a.Phase == phase && (incarnation == "" || a.Incarnation == incarnation)
+	})
+}
+
+func describe(m MemberFact) string {
+	if m.Live {
+		return m.ID
+	}
+	return m.ID + " (not running or cut off from the store; start it, or forget it once its disk copy is destroyed)"
+}
