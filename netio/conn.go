@@ -34,6 +34,7 @@ type conn struct {
 	hangup   bool   // the peer's end was seen by the poller: read until it is met
 	held     bool   // OpPause
 	again    bool   // hand over in once more
+	relays   bool   // its bytes went to another connection as they were
 	bulk     bool   // large frames: read only their heads, so that the rest can be spliced
 	relayed  bool   // in this batch: written with Relay
 	answered bool   // in this batch: written without Relay
@@ -85,8 +86,12 @@ func (l *loop) connEvent(c *conn, ev netpoll.IOEvent, flags netpoll.IOFlags) {
 	}
 	if readable || hangup {
 		c.readable = true
-		if !c.scheduled { // else its turn comes anyway, after those that wait longer
+		switch {
+		case c.scheduled: // its turn comes anyway, after those that wait longer
+		case c.relays:
 			l.turn(c)
+		default: // what is no relay may be work: bytes that only pass go first
+			l.schedule(c)
 		}
 	}
 }
@@ -117,12 +122,23 @@ func (l *loop) turn(c *conn) {
 			l.handRest(c)
 		}
 	}
-	for budget := l.e.cfg.ReadBuffer; c.readable && !c.stopped(); {
+	for budget := l.e.cfg.ReadBuffer; c.readable && !c.again && !c.stopped(); {
 		if budget <= 0 {
 			l.schedule(c)
-			return
+			break
 		}
 		budget -= l.read(c)
+	}
+	l.uncork()
+}
+
+// uncork sends what was held back for more to come.
+func (l *loop) uncork() {
+	if c := l.corked; c != nil {
+		l.corked = nil
+		if !c.dead && !c.closing {
+			push(int(c.fd))
+		}
 	}
 }
 
@@ -131,16 +147,17 @@ func (l *loop) read(c *conn) int {
 	if c.tls != nil {
 		return l.readTLS(c)
 	}
+	limit := l.readLimit()
 	if len(c.in) == 0 {
-		if name, n := c.ep.Tail(); n >= tailMin {
+		name, n := c.ep.Tail()
+		if n >= tailMin {
 			if dst := l.conn(name); dst != nil && !dst.closing && dst.werr == nil {
 				return l.moveTail(c, dst, n)
 			}
 		}
-	}
-	limit := l.readLimit()
-	if c.bulk {
-		limit = min(limit, headRead)
+		if c.bulk { // the end of this frame and the head of the next one
+			limit = min(limit, n+headRead)
+		}
 	}
 	rest := len(c.in)
 	if rest > inlineRest {
@@ -156,7 +173,9 @@ func (l *loop) read(c *conn) int {
 	if n < limit && !c.hangup && c.werr == nil {
 		c.readable = false
 	}
+	l.follows = c.bulk && n == limit
 	l.deliver(c, rest, n)
+	l.follows = false
 	if c.bulk && n == limit && !c.stopped() {
 		if _, t := c.ep.Tail(); t < tailMin {
 			c.bulk = false // small frames: back to reading as much as there is

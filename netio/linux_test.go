@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"testing"
+	"time"
 
 	"github.com/panjf2000/gnet/v2/pkg/netpoll"
 	"golang.org/x/sys/unix"
@@ -119,4 +120,92 @@ func TestAFullSinkKeepsSplicedBytesInAPipeAndGoesOn(t *testing.T) {
 		t.Errorf("checksum %x, want %x", got, want)
 	}
 	eventually(t, "nothing is queued", func() bool { s := e.Stats(); return s.Loops[0].QueuedBytes == 0 && s.BufferMemory == 0 })
+}
+
+// The head of a large frame is held back for the rest that comes behind it, but not when its source falls silent there.
+func TestTheHeadOfALargeFrameDoesNotWaitForASilentSource(t *testing.T) {
+	const size, tries, kernel = 1 << 20, 10, 200 * time.Millisecond // after kernel it is sent in any case
+	arrived := make(chan time.Time, 1)
+	target := server(t, func(c *net.TCPConn) {
+		for range tries {
+			for _, n := range []int64{headRead, 4 + size - headRead} {
+				if _, err := io.CopyN(io.Discard, c, n); err != nil {
+					t.Error(err)
+					close(arrived)
+					return
+				}
+				arrived <- time.Now()
+			}
+		}
+	})
+	e := engine(t, Config{}, relayTo(target, true, nil))
+	c := connect(t, addr(e))
+	rng := rand.NewChaCha8([32]byte{3})
+	fastest := time.Hour
+	for i := range tries {
+		one := frame(rng, size)
+		sent := time.Now()
+		if _, err := c.Write(one[:headRead]); err != nil {
+			t.Fatal(err)
+		}
+		if at := <-arrived; i > 0 { // from then on the connection is known to have large frames
+			fastest = min(fastest, at.Sub(sent))
+		}
+		if _, err := c.Write(one[headRead:]); err != nil {
+			t.Fatal(err)
+		}
+		<-arrived
+		eventually(t, "everything is acknowledged", func() bool { // an acknowledgement would send what is held back
+			unsent := make(chan int, 1)
+			e.loops[0].post(func() {
+				n := 0
+				for _, c := range e.loops[0].conns {
+					if c != nil {
+						n += unsentBytes(int(c.fd))
+					}
+				}
+				unsent <- n
+			})
+			return <-unsent == 0
+		})
+	}
+	if e.Stats().Loops[0].SplicedBytes == 0 {
+		t.Fatal("nothing was spliced")
+	}
+	if fastest > kernel/2 {
+		t.Errorf("it waited for %v at least", fastest)
+	}
+}
+
+// A connection with large frames stays with splicing them, though a short rest of one comes together with the next.
+func TestLargeFramesAreSplicedForAsLongAsTheyCome(t *testing.T) {
+	const size, short, frames = 200 << 10, 1000, 50
+	arrived := make(chan error, 1)
+	target := server(t, func(c *net.TCPConn) {
+		n := int64(4 + size - short)
+		for range frames {
+			_, err := io.CopyN(io.Discard, c, n)
+			arrived <- err
+			n = 4 + size
+		}
+	})
+	e := engine(t, Config{}, relayTo(target, true, nil))
+	c := connect(t, addr(e))
+	one := frame(rand.NewChaCha8([32]byte{5}), size)
+	next := one[:len(one)-short]
+	for i := range frames {
+		if _, err := c.Write(next); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-arrived; err != nil {
+			t.Fatal(err)
+		}
+		if i == 0 {
+			next = append(one[len(one)-short:len(one):len(one)], next...)
+		}
+	}
+	s := e.Stats().Loops[0]
+	if share := float64(s.SplicedBytes) / float64(s.WrittenBytes); share < 0.97 {
+		t.Errorf("%.1f %% of the bytes were spliced, want 97 at least", 100*share)
+	}
 }

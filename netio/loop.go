@@ -42,6 +42,8 @@ type loop struct {
 	clientConfigs map[clientKey]*tls.Config
 	pool          pool
 	pipes         pipes
+	follows       bool  // the bytes at hand are the head of a large frame, and more of it is there
+	corked        *conn // what was written to it in this turn of its source waits for more, or for the end of the turn
 	views         []view
 	dirty         []*conn
 	vecs          [][]byte
@@ -49,7 +51,7 @@ type loop struct {
 	notices       []notice
 	ready         []*conn // to be served again, without an event
 	gathered      []*conn // with a queue to be flushed at the end of the turn
-	spare         []*conn
+	direct        bool    // the loop looks for ready ones by itself
 
 	stopping bool
 	quit     bool
@@ -248,26 +250,57 @@ func (l *loop) serve() {
 	if l.index == 0 && l.acceptAt == 0 {
 		l.e.acceptor.again(l)
 	}
-	ready := l.ready
-	l.ready, l.spare = l.spare[:0], nil
-	for i, c := range ready {
-		ready[i] = nil
+	if !l.direct {
+		l.serveReady()
+	}
+}
+
+// readyTime bounds how long those that are scheduled keep the loop from new events.
+const readyTime = 500 * time.Microsecond
+
+// serveReady gives each of those that were scheduled a turn, in order, or as many as readyTime allows; the others stay.
+func (l *loop) serveReady() {
+	start := l.now
+	served := 0
+	for n := len(l.ready); served < n && l.now.Sub(start) < readyTime; served++ {
+		c := l.ready[served]
 		c.scheduled = false
 		if !c.dead {
 			l.turn(c)
+			l.now = time.Now()
 		}
 	}
-	l.spare = ready[:0]
+	rest := copy(l.ready, l.ready[served:])
+	clear(l.ready[rest:])
+	l.ready = l.ready[:rest]
+	if rest > 0 && !l.direct {
+		l.wake()
+	}
 }
 
-// schedule has c served at the next turn, after the events that wait now.
+// goOn serves those that are scheduled between two looks at the poller.
+func (l *loop) goOn() error {
+	l.now = time.Now()
+	start := l.now
+	l.serveReady()
+	l.rearm()
+	l.counters.busy.Add(int64(time.Since(start)))
+	if l.quit {
+		return errorx.ErrEngineShutdown
+	}
+	return nil
+}
+
+// schedule has c served after the events that wait now.
 func (l *loop) schedule(c *conn) {
 	if c.scheduled || c.dead {
 		return
 	}
 	c.scheduled = true
 	l.ready = append(l.ready, c)
-	l.wake()
+	if !l.direct {
+		l.wake()
+	}
 }
 
 // wake makes serve be called. The poller's own Trigger would not do: it empties its queue before it looks for events, so that a busy

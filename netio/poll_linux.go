@@ -21,12 +21,13 @@ func (l *loop) poll() error {
 	if !ok {
 		return l.poller.Polling(l.event)
 	}
+	l.direct = true
 	events := make([]unix.EpollEvent, maxEvents)
 	wait, poll := -1, 0
 	for {
 		// A look before a sleep: telling the scheduler about a call that does not block only costs.
 		n, _, errno := syscall.RawSyscall6(unix.SYS_EPOLL_PWAIT, fd, uintptr(unsafe.Pointer(&events[0])), maxEvents, uintptr(poll), 0, 0)
-		if errno == 0 && n == 0 {
+		if errno == 0 && n == 0 && len(l.ready) == 0 {
 			n, _, errno = syscall.Syscall6(unix.SYS_EPOLL_PWAIT, fd, uintptr(unsafe.Pointer(&events[0])), maxEvents, uintptr(wait), 0, 0)
 		}
 		if errno == unix.EINTR {
@@ -37,6 +38,11 @@ func (l *loop) poll() error {
 		}
 		for i := range events[:n] {
 			if err := l.handle(int(events[i].Fd), events[i].Events, 0); err != nil {
+				return err
+			}
+		}
+		if len(l.ready) > 0 {
+			if err := l.goOn(); err != nil {
 				return err
 			}
 		}

@@ -11,7 +11,7 @@ import (
 // Splicing moves the rest of a large frame from socket to socket inside the kernel, through a pipe.
 const (
 	tailMin   = 32 << 10 // shorter rests are cheaper to copy
-	headRead  = 4 << 10  // what is read of a large frame, so that something is left to splice
+	headRead  = 512      // what is read of a large frame, so that something is left to splice
 	pipeSize  = 256 << 10
 	maxPipes  = 64 // open ones per loop; with none free bytes are copied
 	keepPipes = 8
@@ -61,7 +61,8 @@ func (l *loop) splice(c, dst *conn, n int) (moved int, ok bool) {
 	p.n = int(k)
 	l.counters.reads.Add(1)
 	l.counters.readBytes.Add(k)
-	if err := l.drain(p, dst); err != nil {
+	l.corked = dst
+	if err := l.drain(p, dst, unix.SPLICE_F_MORE); err != nil {
 		l.pipes.give(p)
 		l.writeFailed(dst, err)
 	} else if p.n > 0 {
@@ -84,9 +85,9 @@ func (l *loop) splice(c, dst *conn, n int) (moved int, ok bool) {
 }
 
 // drain moves p's bytes to dst until one of them has had enough.
-func (l *loop) drain(p *pipe, dst *conn) error {
+func (l *loop) drain(p *pipe, dst *conn, more int) error {
 	for p.n > 0 {
-		k, err := unix.Splice(p.r, nil, int(dst.fd), nil, p.n, unix.SPLICE_F_NONBLOCK|unix.SPLICE_F_MOVE)
+		k, err := unix.Splice(p.r, nil, int(dst.fd), nil, p.n, unix.SPLICE_F_NONBLOCK|unix.SPLICE_F_MOVE|more)
 		switch {
 		case k > 0:
 			p.n -= int(k)
@@ -110,7 +111,7 @@ func (l *loop) flushPipe(c *conn) error {
 		return nil
 	}
 	before := q.pipe.n
-	err := l.drain(q.pipe, c)
+	err := l.drain(q.pipe, c, 0)
 	sent := before - q.pipe.n
 	q.n -= sent
 	l.pipes.mem.Add(-int64(sent))

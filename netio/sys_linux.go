@@ -32,6 +32,21 @@ func writeSocket(fd int, p []byte) (n int, err error) {
 	return int(r), nil
 }
 
+// writeMore is writeSocket for bytes behind which more are written at once: no packet is sent for them alone. Should nothing follow, push
+// sends them (the kernel would do so after 200 ms).
+func writeMore(fd int, p []byte) (n int, err error) {
+	r, _, errno := syscall.RawSyscall6(unix.SYS_SENDTO, uintptr(fd), uintptr(unsafe.Pointer(&p[0])), uintptr(len(p)), unix.MSG_MORE|unix.MSG_NOSIGNAL, 0, 0)
+	if errno != 0 {
+		return -1, errno
+	}
+	return int(r), nil
+}
+
+// push sends what writeMore held back.
+func push(fd int) {
+	_ = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)
+}
+
 const maxIovecs = 64
 
 // iovecs is the scratch of one loop's writes.

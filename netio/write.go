@@ -79,7 +79,7 @@ func (l *loop) performOne(op *session.Op, src *conn) {
 		if !op.Relay {
 			c.answered = true
 		} else if src != nil {
-			c.relayed = true
+			c.relayed, src.relays = true, true
 		}
 		c.gather = c.gather || op.Gather
 	case session.OpClose:
@@ -160,7 +160,7 @@ func (l *loop) push(c *conn, src *conn, vecs [][]byte) {
 	c.relayed, c.answered, c.gather = false, false, false
 	if c.out == nil && !gather {
 		var err error
-		if vecs, err = l.write(c, vecs); err != nil {
+		if vecs, err = l.write(c, vecs, l.follows && len(vecs) == 1 && src != nil && l.tailFollows(src, c)); err != nil {
 			l.writeFailed(c, err)
 			return
 		}
@@ -191,12 +191,15 @@ func (l *loop) push(c *conn, src *conn, vecs [][]byte) {
 		if relayed && src != nil && !src.dead {
 			l.block(src, c)
 		}
-		if answered && !c.blocking && !c.dead {
-			c.blocking = true
-			l.block(c, c)
-		}
+	}
+	if q.n > min(high, maxAnswers) && answered && !c.blocking && !c.dead {
+		c.blocking = true
+		l.block(c, c)
 	}
 }
+
+// maxAnswers is how much of what was written without Relay may wait for a peer that is heard: more than that it only asks for.
+const maxAnswers = 128 << 10
 
 // maxGathered is how much gathers at most for one connection.
 const maxGathered = 32 << 10
@@ -212,10 +215,27 @@ func (l *loop) queueFor(c *conn) {
 	}
 }
 
-// write writes vecs until the socket is full and returns what is left of them.
-func (l *loop) write(c *conn, vecs [][]byte) ([][]byte, error) {
+// tailFollows tells whether the rest of a large frame from src, which is there already, will be spliced behind what is written to c.
+func (l *loop) tailFollows(src, c *conn) bool {
+	if src.stopped() {
+		return false
+	}
+	name, n := src.ep.Tail()
+	return name == c.id && l.canSplice(n)
+}
+
+// write writes vecs until the socket is full and returns what is left of them. more: one view only, and more comes at once, so that the
+// kernel should not send a packet of its own for it.
+func (l *loop) write(c *conn, vecs [][]byte, more bool) ([][]byte, error) {
 	for len(vecs) > 0 {
-		n, errno := l.iov.write(int(c.fd), vecs)
+		var n int
+		var errno error
+		if more {
+			l.corked = c
+			n, errno = writeMore(int(c.fd), vecs[0])
+		} else {
+			n, errno = l.iov.write(int(c.fd), vecs)
+		}
 		if n < 0 {
 			switch errno {
 			case unix.EINTR:
