@@ -1,6 +1,7 @@
 package session
 
 import (
+	"bytes"
 	"fmt"
 	"slices"
 	"strings"
@@ -423,5 +424,55 @@ func (w *questioning) invariants() {
 	}
 	if n > 0 && (pool.expiry.pos == 0 || pool.expiry.at.After(pool.first.deadline)) {
 		w.t.Fatal("nothing will end the oldest question")
+	}
+}
+
+// Whoever asks a lot at once is heard in parts, so that the loop comes to others in between; so is a broker that answers a lot.
+func TestALongReadOfCommandsIsTakenInParts(t *testing.T) {
+	const n = 2*answersPerCall + 1
+	r := lookupTrip
+	r.prepare(t, n)
+	answers := r.answers(t, n)
+	inParts := func(ep Endpoint, conn Conn, src []byte, perCall int) {
+		t.Helper()
+		calls := 0
+		for ; len(src) > 0; calls++ {
+			r.p.sh.ResetOps()
+			k := ep.Data(r.p.now, src)
+			src = src[k:]
+			goesOn := slices.ContainsFunc(r.p.sh.ops, func(op Op) bool { return op.Kind == OpResume && op.Conn == conn })
+			if k == 0 || goesOn != (len(src) > 0) {
+				t.Fatalf("call %d took %d bytes and left %d; asked to go on: %t", calls, k, len(src), goesOn)
+			}
+		}
+		if want := (n + perCall - 1) / perCall; calls != want {
+			t.Errorf("%d frames took %d calls, want %d", n, calls, want)
+		}
+	}
+	inParts(r.s, r.s.conn, r.asked, commandsPerCall)
+	if r.s.inflight != n {
+		t.Fatalf("%d of %d questions are under way", r.s.inflight, n)
+	}
+	inParts(r.up, r.up.conn, answers, answersPerCall)
+	if r.s.inflight != 0 {
+		t.Errorf("%d questions were not answered", r.s.inflight)
+	}
+}
+
+// The same on a connection with a target, where commands lie between messages.
+func TestCommandsBetweenMessagesAreTakenInParts(t *testing.T) {
+	p, s, _ := bridged(t)
+	p.sh.cfg.LookupsPerConnection = 10 * commandsPerCall
+	one := append(flow(t, p, 1, `lookup_topic{topic:"persistent://public/default/u" request_id:9}`), flow(t, p, 1, sendFrame)...)
+	src := bytes.Repeat(one, commandsPerCall+1)
+	p.sh.ResetOps()
+	if n := s.Data(p.now, src); n != len(src)-len(one) {
+		t.Errorf("%d of %d bytes were taken, want %d", n, len(src), len(src)-len(one))
+	}
+	if last := p.sh.ops[len(p.sh.ops)-1]; last.Kind != OpResume || last.Conn != s.conn {
+		t.Errorf("the last op is %+v, want to be resumed", last)
+	}
+	if n := s.Data(p.now, src[len(src)-len(one):]); n != len(one) {
+		t.Errorf("then %d of %d bytes", n, len(one))
 	}
 }

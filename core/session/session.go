@@ -92,7 +92,11 @@ func (s *Session) Data(now time.Time, src []byte) int {
 // control takes whole commands of a client that is not bridged.
 func (s *Session) control(now time.Time, src []byte) (pos int) {
 	s.sh.pool.turn++
-	for pos < len(src) && !s.held {
+	for commands := 0; pos < len(src) && !s.held; commands++ {
+		if commands == commandsPerCall {
+			s.goOn()
+			return pos
+		}
 		h, ok, err := codec.ParseHead(src[pos:], s.maxFrame)
 		if err != nil {
 			s.closeMalformed(now, err)
@@ -113,6 +117,14 @@ func (s *Session) control(now time.Time, src []byte) (pos int) {
 		pos += h.Size
 	}
 	return pos
+}
+
+// commandsPerCall bounds the commands of one client that are handled at a time, a fraction of a millisecond; the others come after those of other connections.
+const commandsPerCall = 128
+
+// goOn has the loop hand over later what was not consumed.
+func (s *Session) goOn() {
+	s.sh.ops = append(s.sh.ops, Op{Kind: OpResume, Conn: s.conn})
 }
 
 // maxConnectFrame bounds CONNECT, which strangers may send: credentials are the largest part of it.

@@ -34,6 +34,7 @@ func badCommand(h codec.Head) error { return fmt.Errorf("%w: %s", codec.ErrComma
 // streamed, and a run of frames that go on goes out as one view of src.
 func (s *Session) relayUp(now time.Time, src []byte) (pos int) {
 	run := 0 // src[run:pos] goes to upLeg and was not written yet
+	commands := 0
 	if !s.up.busy() {
 		s.upLeg = s.leg
 	}
@@ -65,6 +66,10 @@ func (s *Session) relayUp(now time.Time, src []byte) (pos int) {
 		if v == replace { // not a frame of the fast path
 			s.sh.write(s.upLeg.conn, src[run:pos], true)
 			run = pos
+			if commands++; commands > commandsPerCall {
+				s.goOn()
+				break
+			}
 			v = s.judgeUp(now, frame, h)
 			if s.state == stateClosed {
 				return len(src)

@@ -97,7 +97,11 @@ func (up *upstream) Dialed(now time.Time, c Conn) {
 // Data takes answers.
 func (up *upstream) Data(now time.Time, src []byte) (pos int) {
 	up.heard, up.pinged = now, false
-	for pos < len(src) && !up.dead {
+	for answers := 0; pos < len(src) && !up.dead; answers++ {
+		if answers == answersPerCall {
+			up.pool.sh.ops = append(up.pool.sh.ops, Op{Kind: OpResume, Conn: up.conn})
+			return pos
+		}
 		h, ok, err := codec.ParseHead(src[pos:], up.pool.sh.cfg.MaxControl)
 		if err != nil {
 			up.fail(now, fmt.Sprintf("sent what is no frame: %v", err))
@@ -114,6 +118,9 @@ func (up *upstream) Data(now time.Time, src []byte) (pos int) {
 	}
 	return pos
 }
+
+// answersPerCall bounds the answers that are handled at a time, as commandsPerCall does for commands.
+const answersPerCall = 256
 
 func (up *upstream) handle(now time.Time, frame []byte, h codec.Head) {
 	switch h.Type {
