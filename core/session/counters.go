@@ -19,10 +19,19 @@ type Counters struct {
 	BrokerBytes      atomic.Uint64
 	DroppedFrames    atomic.Uint64 // frames of evicted handles, both directions
 	Coalesced        atomic.Uint64 // lookups answered by another one's answer
+	Rerouted         atomic.Uint64 // lookups that were asked again because their topic moved meanwhile
 	EvictedProducers atomic.Uint64
 	EvictedConsumers atomic.Uint64
 	EvictQueue       atomic.Int64
 	Unresolved       atomic.Uint64 // SENDs without a receipt when their producer was evicted
+	FencedTopics     atomic.Int64
+	Parked           atomic.Int64  // requests that wait for the end of a fence, a lease or a broker
+	ParkedTotal      atomic.Uint64 // of all time
+	DroppedSends     atomic.Uint64 // for a fence or for want of a lease: clients send them again
+	DroppedMessages  atomic.Uint64 // for a fence: brokers deliver them again
+	HeldBytes        atomic.Int64  // acknowledgements and permits that wait for the end of a fence
+	HeldTotal        atomic.Uint64 // frames of them, of all time
+	HeldLost         atomic.Uint64 // of them dropped for want of room
 	Closed           [causeCount]atomic.Uint64
 	Refused          [refusalCount]atomic.Uint64
 	Requests         [requestKinds]atomic.Uint64

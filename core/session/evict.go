@@ -5,7 +5,6 @@ import (
 
 	"pointsman/codec"
 	"pointsman/codec/pulsarpb"
-	"pointsman/core/route"
 )
 
 // topicHandles are the live handles of one topic in one shard.
@@ -26,7 +25,7 @@ func (sh *Shard) addToIndex(h *handle, base string) {
 }
 
 // unindex takes a handle out of the index of its topic.
-func (s *Session) unindex(h *handle) {
+func (s *Session) unindex(now time.Time, h *handle) {
 	t := h.topic
 	if t == nil {
 		return
@@ -42,18 +41,13 @@ func (s *Session) unindex(h *handle) {
 	}
 	s.sh.counters.Handles.Add(-1)
 	if h.move != nil {
-		s.settle(h, h.outstanding > 0)
+		s.settle(h, !h.gate.Drained())
 	}
+	h.noteAnswered(now, true)
 }
 
 // mappedCluster is where the map sends a topic now; "" when the name is none.
-func (sh *Shard) mappedCluster(name string) string {
-	topic, err := route.ParseTopic(name)
-	if err != nil {
-		return ""
-	}
-	return sh.cfg.Table().Decide(topic, sh.cfg.DefaultCluster).Cluster
-}
+func (sh *Shard) mappedCluster(name string) string { return sh.decide(name).Cluster }
 
 // HandleCount is how many live producers and consumers there are.
 type HandleCount struct{ Producers, Consumers int }
@@ -117,13 +111,9 @@ type eviction struct {
 
 // Evict closes the handles of a topic that lead to a cluster which the map does not name any more. Clients get the tagged
 // address of the broker that assigned names for their partition, and come back there. done is called, on the loop, once all of
-// them were told; it may be called before Evict returns.
+// them were told; it may be called before Evict returns. What waits for the end of a fence is released: lookups are asked of the cluster that the map names now.
 func (sh *Shard) Evict(now time.Time, base string, assigned Assigned, done func(Evicted)) {
-	var moved []*handle
-	if t := sh.index[base]; t != nil {
-		moved = t.appendMoved(sh, nil)
-	}
-	sh.evict.add(now, moved, &eviction{sh: sh, assigned: assigned, done: done})
+	sh.follow(now, base, assigned, done)
 }
 
 // Review is Evict for every topic: a rule has changed.
@@ -187,10 +177,14 @@ func (e *evictor) fire(now time.Time) {
 		e.credit--
 		h := e.queue[n]
 		e.queue[n] = nil
-		if h.topic == nil {
-			continue // went by itself, and was counted then
+		switch {
+		case h.topic == nil: // went by itself, and was counted then
+		case h.stays():
+			e.credit++
+			h.s.spare(now, h)
+		default:
+			h.s.startEviction(now, h)
 		}
-		h.s.startEviction(now, h)
 	}
 	e.queue = e.queue[n:]
 	if len(e.queue) == 0 {
@@ -205,6 +199,21 @@ func (e *evictor) fire(now time.Time) {
 	e.sh.counters.EvictQueue.Store(int64(len(e.queue)))
 }
 
+// stays tells whether a handle that waits for its eviction may stay after all: the map names its cluster again, and it dropped nothing.
+func (h *handle) stays() bool {
+	return h.state < handleEvicting && h.s.sh.mappedCluster(h.full) == h.leg.cluster && (h.motion == nil || !h.mustClose())
+}
+
+// spare takes a handle out of its eviction.
+func (s *Session) spare(now time.Time, h *handle) {
+	ev := h.move
+	h.move = nil
+	if h.motion != nil && h.mayReopen() {
+		s.reopen(now, h)
+	}
+	ev.one()
+}
+
 // startEviction begins to close a handle whose topic is no longer mapped to the cluster of its leg. From here on SENDs of
 // the id are dropped (the client holds them unacknowledged and sends them again), while a live broker's receipts of earlier ones are still awaited
 // and delivered, so that they are not sent twice.
@@ -212,8 +221,8 @@ func (s *Session) startEviction(now time.Time, h *handle) {
 	if h.state >= handleEvicting {
 		return
 	}
-	if h.state == handleLive && h.producer && h.outstanding > 0 && s.sh.cfg.ReceiptWait > 0 {
-		h.state = handleEvicting
+	if h.state == handleLive && h.producer && !h.gate.Drained() && s.sh.cfg.ReceiptWait > 0 {
+		h.state, h.judged = handleEvicting, true
 		h.overdue = now.Add(s.sh.cfg.ReceiptWait)
 		s.awaiting++
 		s.sh.timers.sooner(&s.timer, h.overdue)
@@ -224,10 +233,9 @@ func (s *Session) startEviction(now time.Time, h *handle) {
 
 // receiptOfEvicting counts a receipt that an eviction waits for.
 func (s *Session) receiptOfEvicting(now time.Time, h *handle) {
-	if h.outstanding > 0 {
-		h.outstanding--
-	}
-	if h.outstanding == 0 {
+	h.gate.Receipt()
+	h.noteAnswered(now, false)
+	if h.gate.Drained() {
 		s.finish(now, h, true)
 	}
 }
@@ -253,8 +261,8 @@ const evictedKept = time.Minute
 func (s *Session) forgetEvicted(now time.Time) {
 	for _, handles := range [...]map[uint64]*handle{s.producers, s.consumers} {
 		for _, h := range handles {
-			if h.state == handleEvicted && h.closed && now.Sub(h.since) > evictedKept {
-				s.remove(h)
+			if h.state == handleEvicted && !h.gate.Closing && now.Sub(h.since) > evictedKept {
+				s.remove(now, h)
 			}
 		}
 	}
@@ -266,36 +274,56 @@ func (s *Session) finish(now time.Time, h *handle, tell bool) {
 		s.awaiting--
 	}
 	creating := h.state == handleCreating
+	// What its client said meanwhile goes to the broker if the topic stays there; otherwise it is judged as that of an evicted one.
+	queue, left, stays := h.takeQueue(), h.motion != nil && h.motion.left, s.sh.mappedCluster(h.full) == h.leg.cluster
+	gone := h.motion != nil && h.motion.gone
+	if h.owes() {
+		s.sh.openDebt(h)
+	}
+	h.noteAnswered(now, true)
+	h.motion, h.judged = nil, true
+	if stays {
+		s.replay(now, queue)
+		if s.state == stateClosed {
+			return
+		}
+	}
 	h.state, h.since = handleEvicted, now
+	h.gate.Close()
 	s.evicted++
 	s.sh.counters.countEvicted(h)
 
 	s.nextReq++
-	s.expect(s.nextReq, pendingClose, h)
+	s.expect(now, s.nextReq, pendingClose, h)
 	h.leg.send(s.sh.encode(closeCommand(h, s.nextReq, nil, nil)))
 	switch {
 	case creating:
 		s.pending[h.req] = pendingRequest{pendingOrphan, h}
 		s.deny(RefusedMoved, h.req, codec.ErrorServiceNotReady, h.full, "topic "+h.full+" has moved to another cluster meanwhile: look it up again")
-	case tell:
-		plain, tls := s.assignedURLs(h)
+	case tell && !left:
+		plain, tls := s.assignedURLs(h, !gone)
 		s.sendCommand(closeCommand(h, codec.NoRequest, plain, tls))
 	}
-	s.unindex(h)
+	s.unindex(now, h)
+	if !stays {
+		s.replay(now, queue)
+	}
 }
 
-// assignedURLs is where the client of an evicted handle should go: nil when that is not known.
-func (s *Session) assignedURLs(h *handle) (plain, tls *string) {
+// assignedURLs is where the client of an evicted handle should go: nil when that is not known. When its topic stays in the cluster, that
+// is where it was, if the broker still has the topic.
+func (s *Session) assignedURLs(h *handle, there bool) (plain, tls *string) {
 	if h.move == nil {
 		return nil, nil
 	}
-	to := h.move.assigned
-	broker := to.Brokers[h.full]
+	cluster, broker := h.move.assigned.Cluster, h.move.assigned.Brokers[h.full]
 	// The topic may have moved on: what one cluster has named must not be signed as a broker of another.
-	if broker == "" || s.sh.mappedCluster(h.full) != to.Cluster {
-		return nil, nil
+	if mapped := s.sh.mappedCluster(h.full); broker == "" || mapped != cluster {
+		if cluster, broker = h.leg.cluster, h.leg.broker; mapped != cluster || !there {
+			return nil, nil
+		}
 	}
-	p, t, err := s.sh.cfg.Clusters().TagURL(to.Cluster, "pulsar://"+broker)
+	p, t, err := s.sh.cfg.Clusters().TagURL(cluster, "pulsar://"+broker)
 	if err != nil {
 		return nil, nil
 	}
@@ -315,8 +343,12 @@ func (s *Session) settle(h *handle, unresolved bool) {
 		ev.result.Unresolved++
 		s.sh.counters.Unresolved.Add(1)
 	}
-	ev.left--
-	if ev.left == 0 {
+	ev.one()
+}
+
+// one notes that there is one handle less to wait for.
+func (ev *eviction) one() {
+	if ev.left--; ev.left == 0 {
 		ev.done(ev.result)
 	}
 }

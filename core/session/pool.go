@@ -173,6 +173,9 @@ func (p *pool) ask(now time.Time, q *question, w waiter) {
 			p.sh.counters.Coalesced.Add(1)
 			same.waiters = append(same.waiters, w)
 			same.told = same.told || w.tell != nil
+			if same.table == nil {
+				same.table = q.table
+			}
 			p.give(q)
 			return
 		}
@@ -264,6 +267,10 @@ func (p *pool) tell(now time.Time, q *question, w waiter, a Answer) {
 
 // finish answers everybody who waits for q, which ends with that.
 func (p *pool) finish(now time.Time, q *question, a Answer) {
+	if q.overtaken() {
+		p.reroute(now, q, a)
+		return
+	}
 	if a.failed {
 		q.load.counters.LookupFailures.Add(1)
 	} else {
@@ -278,8 +285,38 @@ func (p *pool) finish(now time.Time, q *question, a Answer) {
 	p.give(q)
 }
 
+// reroute asks for clients once more what the map sends elsewhere by now; each time takes a change of the map. Who had named the cluster
+// gets its answer.
+func (p *pool) reroute(now time.Time, q *question, a Answer) {
+	q.leaveUpstream()
+	p.sh.timers.stop(&q.timer)
+	p.leave(q)
+	q.uncomplete()
+	p.sh.counters.Rerouted.Add(1)
+	for _, w := range q.waiters {
+		if w.s == nil {
+			p.tell(now, q, w, a)
+			continue
+		}
+		if w.s.state == stateClosed {
+			continue
+		}
+		next := p.take(q.ident)
+		next.kind, next.topic, next.split, next.listener = q.kind, q.topic, q.split, q.listener
+		if next.fields = append(next.fields, q.fields...); q.cmd != nil {
+			next.cmd = proto.CloneOf(q.cmd)
+		}
+		w.s.route(now, next, w.req, time.Time{})
+	}
+	p.give(q)
+}
+
 // again sends q once more.
 func (p *pool) again(now time.Time, q *question) {
+	if q.overtaken() {
+		p.reroute(now, q, failure(RefusedClusterUnreachable, codec.ErrorMetadata, q.trouble))
+		return
+	}
 	c, ok := p.sh.cfg.Clusters().Get(q.cluster)
 	if !ok {
 		p.finish(now, q, noLongerConfigured(q.cluster))

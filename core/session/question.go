@@ -10,6 +10,7 @@ import (
 	"pointsman/codec"
 	"pointsman/codec/pulsarpb"
 	"pointsman/core/cluster"
+	"pointsman/core/route"
 )
 
 // waiter is who wants an answer: a request of a session, or a function.
@@ -32,7 +33,11 @@ type question struct {
 	decoded  bool                  // cmd was there from the beginning
 	listener bool                  // an advertised listener is named
 	waiters  []waiter
-	told     bool // one of them wants the answer decoded
+	told     bool         // one of them wants the answer decoded
+	table    *route.Table // the map by which the cluster was chosen; nil when it was named
+	bare     int          // fields without the listener's name that was added for the cluster
+	named    bool         // that was added to cmd
+	final    *bool        // of cmd as the client sent it: authoritative
 
 	hash         uint64
 	chain        *question // the next one of the same hash
@@ -84,6 +89,7 @@ func failure(reason Refusal, code codec.ServerError, text string) Answer {
 // complete adds what the cluster wants to be asked with, and makes fields that tell q from any other question.
 func (q *question) complete(c *cluster.Cluster) {
 	name := c.ListenerName()
+	q.bare = len(q.fields)
 	if q.cmd == nil {
 		if q.kind == RequestLookup && !q.listener && name != "" {
 			q.fields = codec.AppendListenerName(q.fields, name)
@@ -92,6 +98,10 @@ func (q *question) complete(c *cluster.Cluster) {
 	}
 	if q.kind == RequestLookup && q.cmd.LookupTopic.AdvertisedListenerName == nil && name != "" {
 		q.cmd.LookupTopic.AdvertisedListenerName = proto.String(name)
+		q.named = true
+	}
+	if q.kind == RequestLookup {
+		q.final = q.cmd.LookupTopic.Authoritative
 	}
 	setRequestID(q.cmd, 0)
 	var err error
@@ -103,7 +113,35 @@ func (q *question) complete(c *cluster.Cluster) {
 
 // equal tells whether the answer to q is that to o as well.
 func (q *question) equal(o *question) bool {
-	return q.kind == o.kind && q.ident == o.ident && q.decoded == o.decoded && q.split == o.split && q.cluster == o.cluster && bytes.Equal(q.fields, o.fields)
+	return q.kind == o.kind && q.ident == o.ident && q.decoded == o.decoded && q.split == o.split && q.named == o.named && (q.decoded || q.bare == o.bare) && q.cluster == o.cluster && bytes.Equal(q.fields, o.fields)
+}
+
+// uncomplete undoes complete, and what redirects did to the command: another cluster will be asked.
+func (q *question) uncomplete() {
+	q.fields = q.fields[:q.bare]
+	if !q.decoded {
+		q.cmd = nil
+		return
+	}
+	if q.kind == RequestLookup {
+		q.cmd.LookupTopic.Authoritative = q.final
+		if q.named {
+			q.cmd.LookupTopic.AdvertisedListenerName = nil
+		}
+	}
+	q.decoded, q.named = false, false
+}
+
+// overtaken tells whether the map sends q elsewhere by now, or has it wait. An answer of the old cluster would lead its client astray.
+func (q *question) overtaken() bool {
+	sh := q.pool.sh
+	table := sh.cfg.Table()
+	if q.table == nil || q.table == table {
+		return false
+	}
+	q.table = table
+	d, _, err := sh.decideAbout(q)
+	return err == nil && (d.Cluster != q.cluster || d.State != route.StateActive && q.waits() && sh.holds(d, codec.TypeLookup))
 }
 
 // retry asks again a little later, until the deadline has passed.

@@ -194,6 +194,7 @@ const (
 	RefusedClosing
 	RefusedIDInUse
 	RefusedTooManyHandles
+	RefusedSwitching
 	refusalCount
 )
 
@@ -211,6 +212,7 @@ var refusalCodes = [refusalCount]string{
 	RefusedClosing:            "still_closing",
 	RefusedIDInUse:            "id_in_use",
 	RefusedTooManyHandles:     "too_many_handles",
+	RefusedSwitching:          "switching",
 }
 
 // Refusals lists every refusal.

@@ -19,6 +19,7 @@ import (
 	"pointsman/codec/pulsarpb"
 	"pointsman/core/cluster"
 	"pointsman/core/route"
+	"pointsman/core/switching"
 )
 
 var rewrite = flag.Bool("rewrite", false, "write what the scenarios do now into their files")
@@ -38,6 +39,10 @@ var rewrite = flag.Bool("rewrite", false, "write what the scenarios do now into 
 //	map TOPIC CLUSTER | rule SCOPE CLUSTER    the map changes (no eviction yet)
 //	evict TOPIC [FULL=BROKER ...] | review [FULL=BROKER ...]    as the watcher of the map would ask; the brokers are
 //	                              those of the cluster that the map names now
+//	state TOPIC prepared|fenced|active        the map says so of the topic, which stays on its cluster
+//	prepare TOPIC | fence TOPIC | unfence TOPIC [FULL=BROKER ...]    as the watcher of the map would tell
+//	lease on|off                  the process has a lease, or not
+//	parked                        prints what waits and what was held
 //	handles TOPIC                 prints the live handles
 //	remembers c1                  prints how many answers and evicted handles it remembers
 //	ask lookup CLUSTER TOPIC      a question of the proxy's own
@@ -95,6 +100,7 @@ type player struct {
 	sent       map[string][]byte // everything written
 	clients    int
 	dials      int
+	noLease    bool
 	lastConn   Conn
 	onFrame    func(to string, frame []byte) // instead of a line in the transcript
 }
@@ -108,6 +114,7 @@ func newPlayer(t testing.TB, cut bool) *player {
 	cfg := testConfig()
 	cfg.Table = func() *route.Table { return p.table }
 	cfg.Clusters = func() *cluster.Set { return set }
+	cfg.Lease = func() bool { return !p.noLease }
 	p.sh = NewShard(cfg, 0, 1)
 	return p
 }
@@ -117,6 +124,7 @@ func testConfig() *Config {
 		ServerVersion: "Pointsman-test", DefaultCluster: "a", ClusterNames: []string{"a", "b"},
 		MaxFrame: codec.DefaultMaxFrame, MaxControl: 1 << 20, ConnectTimeout: 10 * time.Second, HandshakeTimeout: 15 * time.Second, LookupTimeout: 20 * time.Second,
 		KeepAlive: 30 * time.Second, LookupsPerConnection: 3, LookupsPerCluster: 5, MaxHandles: 100,
+		ParkTime: 10 * time.Second, MaxParked: 6,
 		ReceiptWait: 500 * time.Millisecond, EvictRate: 100, EvictBurst: 4,
 	}
 }
@@ -234,6 +242,30 @@ func (p *player) step(line string) error {
 			}
 			return p.table.WithRule(words[1], &r)
 		})
+	case "state":
+		return p.change(func() (*route.Table, error) {
+			topic, err := route.ParseTopic(words[1])
+			if err != nil {
+				return nil, err
+			}
+			d := p.table.Decide(topic, "a")
+			e := route.Entry{Topic: topic.Base(), Cluster: d.Cluster, Epoch: d.Epoch, SwitchID: "s1", Attempt: 1, State: map[string]route.State{
+				"prepared": route.StatePrepared, "fenced": route.StateFenced, "active": route.StateActive}[words[2]]}
+			return p.table.WithEntry(topic.Base(), &e)
+		})
+	case "prepare":
+		p.sh.Prepare(p.now, words[1])
+	case "fence":
+		p.sh.Fence(p.now, words[1], switching.Key{Switch: "s1", Attempt: 1}, func(f Fenced) {
+			p.note("fenced producers=%d consumers=%d clean=%v claims=%v %s", f.Producers, f.Consumers, f.Clean, f.Claims, f.Why)
+		})
+	case "unfence":
+		p.sh.Unfence(p.now, words[1], p.assigned(words[2:]), p.evicted)
+	case "lease":
+		p.noLease = words[1] == "off"
+	case "parked":
+		c := p.sh.counters
+		p.note("parked=%d held=%d bytes, dropped sends=%d messages=%d, fenced topics=%d", c.Parked.Load(), c.HeldBytes.Load(), c.DroppedSends.Load(), c.DroppedMessages.Load(), c.FencedTopics.Load())
 	case "evict":
 		p.sh.Evict(p.now, words[1], p.assigned(words[2:]), p.evicted)
 	case "review":

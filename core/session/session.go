@@ -51,6 +51,8 @@ type Session struct {
 	nextReq   uint64 // of requests of our own towards the broker
 	awaiting  int    // handles that wait for receipts before their eviction
 	evicted   int    // handles that were evicted and are remembered
+	parked    map[*parked]struct{}
+	until     time.Time // while something that was parked is judged again: when it gives up
 }
 
 // stream is one direction's place in the frame that is passing through.

@@ -31,11 +31,25 @@ func (s *Session) close(now time.Time, cause Cause, text string) {
 		s.conn = 0
 	}
 	s.sh.timers.stop(&s.timer)
+	for _, p := range s.pending {
+		if p.kind == pendingOwed {
+			s.sh.payDebt(now, p.h, true)
+		}
+	}
 	for _, h := range s.producers {
-		s.unindex(h)
+		if h.owed {
+			s.sh.payDebt(now, h, true)
+		} else if h.owes() {
+			s.sh.debts.lose(now, h)
+		}
+		s.unindex(now, h)
 	}
 	for _, h := range s.consumers {
-		s.unindex(h)
+		h.takeQueue()
+		s.unindex(now, h)
+	}
+	for p := range s.parked {
+		p.drop()
 	}
 	s.producers, s.consumers, s.pending, s.lastP, s.lastC, s.deferred = nil, nil, nil, nil, nil, nil
 	if s.ident != nil {

@@ -7,6 +7,7 @@ import (
 	"pointsman/codec"
 	"pointsman/codec/pulsarpb"
 	"pointsman/core/route"
+	"pointsman/core/switching"
 )
 
 // handleState is how a producer or consumer is doing.
@@ -30,14 +31,18 @@ type handle struct {
 	pos      int           // in topic.list
 	full     string        // canonical topic name with partition suffix
 	req      uint64        // of its creation
-	epoch    uint64        // of the map when it was created
+	name     string        // a producer's, as the broker has it
+	gate     switching.Gate
 
-	outstanding int       // SENDs forwarded without receipt or error
-	overdue     time.Time // evicting: when it stops waiting for receipts
-	move        *eviction // evicting: who counts it
-	closed      bool      // the broker has answered our own CLOSE
-	again       bool      // creating: it was live when the client asked for it once more
-	since       time.Time // evicted: when
+	judged   bool      // its frames are judged one by one: its topic moves, or it is evicting or evicted
+	again    bool      // creating: it was live when the client asked for it once more
+	answered bool      // creating: the broker has answered, and will once more when the producer is ready
+	owed     bool      // it is a debt
+	overdue  time.Time // evicting: when it stops waiting for receipts
+	since    time.Time // evicted: when
+	move     *eviction // to be closed: who counts it
+	motion   *motion   // of a moving topic
+	waiter   *parked   // evicted: the PRODUCER or SUBSCRIBE that waits for the broker's answer to our CLOSE
 }
 
 // pendingRequest is a request whose answer the session has to see.
@@ -52,6 +57,7 @@ const (
 	pendingCreate      pendingKind = iota
 	pendingUnsubscribe             // the client's, forwarded
 	pendingClose                   // our own, its answer is swallowed
+	pendingOwed                    // the client's CLOSE_PRODUCER behind what the broker has not answered yet
 	pendingOrphan                  // a creation that was refused meanwhile: its late answer is swallowed
 )
 
@@ -79,7 +85,7 @@ func (s *Session) consumer(id uint64) *handle {
 }
 
 // admit decides whether a PRODUCER or SUBSCRIBE may go to the leg: the map rules, whatever the client remembers.
-func (s *Session) admit(name string, req, id uint64, producer bool) (h *handle, ok bool) {
+func (s *Session) admit(now time.Time, frame []byte, name string, req, id uint64, producer bool) (h *handle, ok bool) {
 	topic, err := route.ParseTopic(name)
 	if err != nil {
 		s.deny(RefusedTopicName, req, codec.ErrorInvalidTopicName, name, err.Error())
@@ -88,6 +94,14 @@ func (s *Session) admit(name string, req, id uint64, producer bool) (h *handle, 
 	d := s.sh.cfg.Table().Decide(topic, s.sh.cfg.DefaultCluster)
 	if fault := undecidedText(d, name); fault != "" {
 		s.deny(RefusedUnmapped, req, codec.ErrorServiceNotReady, name, fault)
+		return nil, false
+	}
+	kind := codec.TypeSubscribe
+	if producer {
+		kind = codec.TypeProducer
+	}
+	if d.State != route.StateActive && s.sh.holds(d, kind) {
+		s.parkCreation(now, s.sh.movingTopic(topic.Base(), d), nil, kind, frame, name, req, id)
 		return nil, false
 	}
 	if d.Cluster != s.leg.cluster {
@@ -102,11 +116,11 @@ func (s *Session) admit(name string, req, id uint64, producer bool) (h *handle, 
 	if old := (*handles)[id]; old != nil {
 		// For an id that it has, the broker answers for the one that it has, whatever the command says.
 		switch {
-		case old.state == handleEvicting, old.state == handleEvicted && !old.closed:
-			s.deny(RefusedClosing, req, codec.ErrorServiceNotReady, name, fmt.Sprintf("the broker has not closed the evicted predecessor of id %d yet: try again", id))
+		case old.state == handleEvicting, old.state == handleEvicted && old.gate.Reopen() == switching.Hold, old.state < handleEvicting && old.damaged():
+			s.parkCreation(now, nil, old, kind, frame, name, req, id)
 			return nil, false
 		case old.state == handleEvicted:
-			s.remove(old)
+			s.remove(now, old)
 		case old.state == handleCreating:
 			s.deny(RefusedIDInUse, req, codec.ErrorServiceNotReady, name, fmt.Sprintf("the broker has not answered the request before for id %d yet: try again, or close it first", id))
 			return nil, false
@@ -114,8 +128,8 @@ func (s *Session) admit(name string, req, id uint64, producer bool) (h *handle, 
 			s.deny(RefusedIDInUse, req, codec.ErrorNotAllowed, name, fmt.Sprintf("id %d is that of %s on this connection: close it first", id, old.full))
 			return nil, false
 		default:
-			old.state, old.again, old.req, old.epoch = handleCreating, true, req, d.Epoch
-			s.expect(req, pendingCreate, old)
+			old.state, old.again, old.answered, old.req, old.gate.Epoch = handleCreating, true, false, req, d.Epoch
+			s.expect(now, req, pendingCreate, old)
 			return old, true
 		}
 	}
@@ -123,19 +137,27 @@ func (s *Session) admit(name string, req, id uint64, producer bool) (h *handle, 
 		s.deny(RefusedTooManyHandles, req, codec.ErrorNotAllowed, name, fmt.Sprintf("this connection has %d producers and consumers, the limit of the proxy", s.sh.cfg.MaxHandles))
 		return nil, false
 	}
-	h = &handle{s: s, leg: s.leg, id: id, producer: producer, full: topic.Full(), req: req, epoch: d.Epoch}
+	h = &handle{s: s, leg: s.leg, id: id, producer: producer, full: topic.Full(), req: req, gate: switching.Gate{Epoch: d.Epoch}}
 	if *handles == nil {
 		*handles = make(map[uint64]*handle)
 	}
 	(*handles)[id] = h
-	s.expect(req, pendingCreate, h)
+	s.expect(now, req, pendingCreate, h)
 	s.sh.addToIndex(h, topic.Base())
+	if d.State != route.StateActive && producer {
+		h.watch(s.sh.movingTopic(topic.Base(), d))
+	}
 	return h, true
 }
 
-func (s *Session) expect(req uint64, kind pendingKind, h *handle) {
+func (s *Session) expect(now time.Time, req uint64, kind pendingKind, h *handle) {
 	if s.pending == nil {
 		s.pending = make(map[uint64]pendingRequest)
+	}
+	if old, ok := s.pending[req]; ok && old.kind == pendingOwed {
+		s.pending[req] = pendingRequest{kind, h}
+		s.sh.payDebt(now, old.h, true) // no client has two requests of one id under way
+		return
 	}
 	s.pending[req] = pendingRequest{kind, h}
 }
@@ -143,21 +165,21 @@ func (s *Session) expect(req uint64, kind pendingKind, h *handle) {
 // epochShift is where the map's epoch sits in a topic_epoch that clients see.
 const epochShift = 44
 
-func (s *Session) handleProducer(cmd *pulsarpb.BaseCommand) verdict {
+func (s *Session) handleProducer(now time.Time, frame []byte, cmd *pulsarpb.BaseCommand) verdict {
 	p := cmd.GetProducer()
 	if p == nil {
 		return forward
 	}
-	h, ok := s.admit(p.GetTopic(), p.GetRequestId(), p.GetProducerId(), true)
+	h, ok := s.admit(now, frame, p.GetTopic(), p.GetRequestId(), p.GetProducerId(), true)
 	if !ok {
 		return replace
 	}
-	if p.TopicEpoch == nil || h.epoch == 0 {
+	if p.TopicEpoch == nil || h.gate.Epoch == 0 {
 		return forward
 	}
 	// A topic_epoch is a cluster's own count: one that comes from the cluster before the move is left out, or B
 	// answers that the topic epoch has already moved. The map's epoch in its upper bits tells.
-	if p.GetTopicEpoch()>>epochShift == h.epoch {
+	if p.GetTopicEpoch()>>epochShift == h.gate.Epoch {
 		real := p.GetTopicEpoch() & (1<<epochShift - 1)
 		p.TopicEpoch = &real
 	} else {
@@ -167,18 +189,21 @@ func (s *Session) handleProducer(cmd *pulsarpb.BaseCommand) verdict {
 	return replace
 }
 
-func (s *Session) handleSubscribe(cmd *pulsarpb.BaseCommand) verdict {
+func (s *Session) handleSubscribe(now time.Time, frame []byte, cmd *pulsarpb.BaseCommand) verdict {
 	c := cmd.GetSubscribe()
 	if c == nil {
 		return forward
 	}
-	if _, ok := s.admit(c.GetTopic(), c.GetRequestId(), c.GetConsumerId(), false); !ok {
+	if _, ok := s.admit(now, frame, c.GetTopic(), c.GetRequestId(), c.GetConsumerId(), false); !ok {
 		return replace
 	}
 	return forward
 }
 
 func (s *Session) handleCloseProducer(now time.Time, c *pulsarpb.CommandCloseProducer) verdict {
+	if len(s.parked) > 0 && s.closeParked(now, codec.TypeProducer, c.GetProducerId(), c.GetRequestId()) {
+		return replace
+	}
 	h := s.producers[c.GetProducerId()]
 	if h == nil {
 		return forward
@@ -187,6 +212,9 @@ func (s *Session) handleCloseProducer(now time.Time, c *pulsarpb.CommandClosePro
 }
 
 func (s *Session) handleCloseConsumer(now time.Time, c *pulsarpb.CommandCloseConsumer) verdict {
+	if len(s.parked) > 0 && s.closeParked(now, codec.TypeSubscribe, c.GetConsumerId(), c.GetRequestId()) {
+		return replace
+	}
 	h := s.consumers[c.GetConsumerId()]
 	if h == nil {
 		return forward
@@ -203,13 +231,25 @@ func (s *Session) handleClientClose(now time.Time, h *handle, req uint64) verdic
 		s.sendCommand(successCommand(req))
 		return replace
 	}
-	s.remove(h)
+	if h.motion != nil && h.motion.m.fenced() && !h.producer {
+		// The broker keeps it, for the acknowledgements that are held, until the fence ends.
+		h.motion.left, h.gate.Poisoned = true, true
+		s.sendCommand(successCommand(req))
+		return replace
+	}
+	if h.owes() {
+		s.sh.openDebt(h)
+		s.remove(now, h)
+		s.expect(now, req, pendingOwed, h)
+		return forward
+	}
+	s.remove(now, h)
 	return forward
 }
 
 // handleConsumerRequest looks at requests about a consumer. Those of an evicted one are answered here, or the client
 // would wait for its timeout.
-func (s *Session) handleConsumerRequest(t codec.Type, cmd *pulsarpb.BaseCommand) verdict {
+func (s *Session) handleConsumerRequest(now time.Time, t codec.Type, cmd *pulsarpb.BaseCommand) verdict {
 	var id, req uint64
 	switch t {
 	case codec.TypeAck:
@@ -226,7 +266,7 @@ func (s *Session) handleConsumerRequest(t codec.Type, cmd *pulsarpb.BaseCommand)
 	h := s.consumers[id]
 	if h == nil || h.state != handleEvicted {
 		if h != nil && t == codec.TypeUnsubscribe {
-			s.expect(req, pendingUnsubscribe, h)
+			s.expect(now, req, pendingUnsubscribe, h)
 		}
 		return forward
 	}
@@ -237,47 +277,59 @@ func (s *Session) handleConsumerRequest(t codec.Type, cmd *pulsarpb.BaseCommand)
 		return replace
 	}
 	if cmd.Ack.RequestId != nil {
-		code := int32(codec.ErrorServiceNotReady)
-		text = s.say(text)
-		s.noteRefusal(RefusedMoved, h.full, text)
-		s.sendCommand(command(codec.TypeAckResponse, &pulsarpb.BaseCommand{AckResponse: &pulsarpb.CommandAckResponse{
-			ConsumerId: &id, RequestId: &req, Error: &code, Message: &text,
-		}}))
+		s.refuseAck(RefusedMoved, id, req, h.full, text)
 	}
 	return replace
 }
 
+// refuseAck answers an ACK that wants an answer with an error.
+func (s *Session) refuseAck(reason Refusal, id, req uint64, topic, text string) {
+	code := int32(codec.ErrorServiceNotReady)
+	text = s.say(text)
+	s.noteRefusal(reason, topic, text)
+	s.sendCommand(command(codec.TypeAckResponse, &pulsarpb.BaseCommand{AckResponse: &pulsarpb.CommandAckResponse{
+		ConsumerId: &id, RequestId: &req, Error: &code, Message: &text,
+	}}))
+}
+
 // handleAnswer takes a broker's answer to a request that the session waits for.
-func (l *leg) handleAnswer(frame []byte, head codec.Head, req uint64, p pendingRequest) verdict {
+func (l *leg) handleAnswer(now time.Time, frame []byte, head codec.Head, req uint64, p pendingRequest) verdict {
 	s := l.s
 	failed := head.Type == codec.TypeError
 	switch p.kind {
 	case pendingClose:
-		p.h.closed = true
 		delete(s.pending, req)
+		p.h.gate.Closed()
+		s.sh.payDebt(now, p.h, false)
+		p.h.waiterMayGo(now)
 		return replace
+	case pendingOwed:
+		delete(s.pending, req)
+		s.sh.payDebt(now, p.h, false)
+		return forward
 	case pendingOrphan:
 		delete(s.pending, req)
 		return replace
 	case pendingUnsubscribe:
 		delete(s.pending, req)
 		if !failed {
-			s.remove(p.h)
+			s.remove(now, p.h)
 		}
 		return forward
 	}
+	p.h.answered = true
 	if failed {
 		delete(s.pending, req)
 		if p.h.again { // the broker still has the one that was live
-			p.h.state, p.h.again = handleLive, false
+			s.nowLive(now, p.h)
 		} else {
-			s.remove(p.h)
+			s.remove(now, p.h)
 		}
 		return forward
 	}
 	if head.Type != codec.TypeProducerSuccess {
 		delete(s.pending, req)
-		p.h.state, p.h.again = handleLive, false
+		s.nowLive(now, p.h)
 		return forward
 	}
 	var cmd pulsarpb.BaseCommand
@@ -285,44 +337,58 @@ func (l *leg) handleAnswer(frame []byte, head codec.Head, req uint64, p pendingR
 		return forward
 	}
 	success := cmd.ProducerSuccess
+	if p.h.name != success.GetProducerName() {
+		p.h.name = success.GetProducerName()
+	}
 	if success.GetProducerReady() { // otherwise the client waits for exclusive access; a second answer follows
 		delete(s.pending, req)
-		p.h.state, p.h.again = handleLive, false
+		s.nowLive(now, p.h)
+	} else {
+		p.h.noteAnswered(now, false)
 	}
-	if success.TopicEpoch == nil || p.h.epoch == 0 {
+	if success.TopicEpoch == nil || p.h.gate.Epoch == 0 {
 		return forward
 	}
-	shown := success.GetTopicEpoch()&(1<<epochShift-1) | p.h.epoch<<epochShift
+	shown := success.GetTopicEpoch()&(1<<epochShift-1) | p.h.gate.Epoch<<epochShift
 	success.TopicEpoch = &shown
 	s.send(s.sh.encode(&cmd))
 	return replace
 }
 
-// handleBrokerClosedProducer relays the broker's own CLOSE_PRODUCER, with the address that it suggests made ours.
-func (l *leg) handleBrokerClosedProducer(cmd *pulsarpb.BaseCommand) {
-	c := cmd.GetCloseProducer()
-	h := l.s.producers[c.GetProducerId()]
-	if h != nil && h.state == handleEvicted {
-		return // the client was told already
-	}
-	c.AssignedBrokerServiceUrl, c.AssignedBrokerServiceUrlTls = l.rewriteAssigned(h, c.GetAssignedBrokerServiceUrl(), c.GetAssignedBrokerServiceUrlTls())
-	l.brokerClosed(h, cmd)
+// nowLive notes that the broker has made it.
+func (s *Session) nowLive(now time.Time, h *handle) {
+	h.state, h.again = handleLive, false
+	h.noteAnswered(now, false)
 }
 
-func (l *leg) handleBrokerClosedConsumer(cmd *pulsarpb.BaseCommand) {
+// handleBrokerClosedProducer relays the broker's own CLOSE_PRODUCER, with the address that it suggests made ours.
+func (l *leg) handleBrokerClosedProducer(now time.Time, cmd *pulsarpb.BaseCommand) {
+	c := cmd.GetCloseProducer()
+	h := l.s.producers[c.GetProducerId()]
+	if h != nil && h.state == handleEvicted || l.s.swallowsClose(now, h) {
+		return // the client was told already, or will be
+	}
+	c.AssignedBrokerServiceUrl, c.AssignedBrokerServiceUrlTls = l.rewriteAssigned(h, c.GetAssignedBrokerServiceUrl(), c.GetAssignedBrokerServiceUrlTls())
+	l.brokerClosed(now, h, cmd)
+}
+
+func (l *leg) handleBrokerClosedConsumer(now time.Time, cmd *pulsarpb.BaseCommand) {
 	c := cmd.GetCloseConsumer()
 	h := l.s.consumers[c.GetConsumerId()]
-	if h != nil && h.state == handleEvicted {
+	if h != nil && h.state == handleEvicted || l.s.swallowsClose(now, h) {
 		return
 	}
 	c.AssignedBrokerServiceUrl, c.AssignedBrokerServiceUrlTls = l.rewriteAssigned(h, c.GetAssignedBrokerServiceUrl(), c.GetAssignedBrokerServiceUrlTls())
-	l.brokerClosed(h, cmd)
+	l.brokerClosed(now, h, cmd)
 }
 
-func (l *leg) brokerClosed(h *handle, cmd *pulsarpb.BaseCommand) {
+func (l *leg) brokerClosed(now time.Time, h *handle, cmd *pulsarpb.BaseCommand) {
 	// A CLOSE about one that the broker has not announced is about its predecessor, which the client closed meanwhile.
 	if h != nil && h.state != handleCreating {
-		l.s.remove(h)
+		if h.owes() {
+			l.s.sh.debts.lose(now, h)
+		}
+		l.s.remove(now, h)
 	}
 	l.s.sendCommand(cmd)
 }
@@ -351,18 +417,18 @@ func (l *leg) handleMigrated(now time.Time, m *pulsarpb.CommandTopicMigrated) {
 	s := l.s
 	if m.GetResourceType() == 0 {
 		h := s.producers[m.GetResourceId()]
-		if h != nil && h.state != handleEvicted {
+		if h != nil && h.state != handleEvicted && !s.swallowsClose(now, h) {
 			s.startEviction(now, h)
 		}
 		return
 	}
-	if h := s.consumers[m.GetResourceId()]; h != nil && h.state != handleEvicted {
+	if h := s.consumers[m.GetResourceId()]; h != nil && h.state != handleEvicted && !s.swallowsClose(now, h) {
 		s.startEviction(now, h)
 	}
 }
 
 // remove forgets a handle, and that its creation has to be answered: brokers do not answer one that was closed meanwhile.
-func (s *Session) remove(h *handle) {
+func (s *Session) remove(now time.Time, h *handle) {
 	handles := s.consumers
 	if h.producer {
 		handles = s.producers
@@ -374,7 +440,7 @@ func (s *Session) remove(h *handle) {
 	if p := s.pending[h.req]; p.h == h && (p.kind == pendingCreate || p.kind == pendingOrphan) {
 		delete(s.pending, h.req)
 	}
-	s.unindex(h)
+	s.unindex(now, h)
 	switch h.state {
 	case handleEvicting:
 		s.awaiting--
@@ -387,4 +453,5 @@ func (s *Session) remove(h *handle) {
 	if s.lastC == h {
 		s.lastC = nil
 	}
+	h.waiterMayGo(now)
 }

@@ -99,35 +99,49 @@ func (s *Session) handleQuestion(now time.Time, cmd *pulsarpb.BaseCommand) {
 // ask asks the mapped cluster what the client asks.
 func (s *Session) ask(now time.Time, q *question, req uint64) {
 	s.sh.counters.Requests[q.kind].Add(1)
-	var err error
-	var d route.Decision
-	table := s.sh.cfg.Table()
-	if q.kind == RequestTopics {
-		var scope string
-		if scope, err = route.ParseScope(q.topic); err == nil {
-			d = table.DecideScope(scope, s.sh.cfg.DefaultCluster)
-		}
-	} else {
-		var topic route.Topic
-		if topic, err = route.ParseTopic(q.topic); err == nil {
-			d = table.Decide(topic, s.sh.cfg.DefaultCluster)
-		}
-	}
 	s.inflight += s.sh.cfg.cost(q.kind)
+	s.route(now, q, req, time.Time{})
+	if s.state != stateClosed && s.inflight >= s.sh.cfg.LookupsPerConnection {
+		s.hold()
+	}
+}
+
+// route sends q to the cluster that the map names, or has it wait. until is when it gives up, if it has waited before.
+func (s *Session) route(now time.Time, q *question, req uint64, until time.Time) {
 	w := waiter{s: s, req: req}
+	q.table = s.sh.cfg.Table()
+	d, base, err := s.sh.decideAbout(q)
 	switch {
 	case err != nil:
 		s.sh.pool.refuse(now, q, w, failure(RefusedTopicName, codec.ErrorInvalidTopicName, err.Error()))
 	case undecidedText(d, q.topic) != "":
 		s.sh.pool.refuse(now, q, w, failure(RefusedUnmapped, codec.ErrorMetadata, undecidedText(d, q.topic)))
+	case d.State != route.StateActive && q.waits() && s.sh.holds(d, codec.TypeLookup):
+		s.parkLookup(now, s.sh.movingTopic(base, d), q, req, until)
 	default:
 		q.cluster = d.Cluster
 		s.sh.pool.ask(now, q, w)
 	}
-	if s.state != stateClosed && s.inflight >= s.sh.cfg.LookupsPerConnection {
-		s.hold()
-	}
 }
+
+// decideAbout is what the map of q says about its topic or namespace.
+func (sh *Shard) decideAbout(q *question) (d route.Decision, base string, err error) {
+	if q.kind == RequestTopics {
+		scope, err := route.ParseScope(q.topic)
+		if err != nil {
+			return d, "", err
+		}
+		return q.table.DecideScope(scope, sh.cfg.DefaultCluster), "", nil
+	}
+	topic, err := route.ParseTopic(q.topic)
+	if err != nil {
+		return d, "", err
+	}
+	return q.table.Decide(topic, sh.cfg.DefaultCluster), topic.Base(), nil
+}
+
+// waits tells whether a request of this kind waits for the end of a fence: those after which clients open a topic.
+func (q *question) waits() bool { return q.kind == RequestLookup || q.kind == RequestPartitions }
 
 // undecidedText says why the map names no cluster for a topic or namespace; "" when it does.
 func undecidedText(d route.Decision, name string) string {
@@ -158,6 +172,11 @@ func (s *Session) answer(now time.Time, q *question, w waiter, a Answer) {
 	default:
 		s.sendCommand(s.sh.response(q, w.req, a))
 	}
+	s.maybeRelease(now)
+}
+
+// maybeRelease reads a client again that had too many requests under way.
+func (s *Session) maybeRelease(now time.Time) {
 	if s.held && s.inflight <= s.sh.cfg.LookupsPerConnection/2 {
 		s.release(now)
 	}

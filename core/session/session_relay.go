@@ -62,7 +62,7 @@ func (s *Session) relayUp(now time.Time, src []byte) (pos int) {
 		if !ok {
 			break
 		}
-		v := s.judgeSend(frame, h)
+		v := s.judgeSend(now, frame, h)
 		if v == replace { // not a frame of the fast path
 			s.sh.write(s.upLeg.conn, src[run:pos], true)
 			run = pos
@@ -101,7 +101,7 @@ func (s *Session) relayUp(now time.Time, src []byte) (pos int) {
 }
 
 // judgeSend is the fast path of relayUp: SEND, ACK and FLOW. It answers replace for everything else.
-func (s *Session) judgeSend(frame []byte, h codec.Head) verdict {
+func (s *Session) judgeSend(now time.Time, frame []byte, h codec.Head) verdict {
 	switch h.Type {
 	case codec.TypeSend:
 		id, found, ok, err := codec.ParseID(frame, h)
@@ -112,10 +112,10 @@ func (s *Session) judgeSend(frame []byte, h codec.Head) verdict {
 		if p == nil || !found {
 			return forward // the broker knows what to say
 		}
-		if p.state >= handleEvicting {
-			return drop
+		if p.judged {
+			return s.judgedSend(now, p)
 		}
-		p.outstanding++
+		p.gate.Outstanding++
 		return forward
 	case codec.TypeAck, codec.TypeFlow, codec.TypeRedeliver:
 		id, found, ok, err := codec.ParseID(frame, h)
@@ -123,9 +123,9 @@ func (s *Session) judgeSend(frame []byte, h codec.Head) verdict {
 			return undecided(err)
 		}
 		if found {
-			if c := s.consumer(id); c != nil && c.state == handleEvicted {
-				if h.Type == codec.TypeAck {
-					return replace // it may want an answer
+			if c := s.consumer(id); c != nil && c.judged {
+				if h.Type == codec.TypeAck || c.state != handleEvicted {
+					return replace // it may want an answer, or have to wait
 				}
 				return drop
 			}
@@ -138,7 +138,7 @@ func (s *Session) judgeSend(frame []byte, h codec.Head) verdict {
 // judgeUp looks at the rarer frames of a client. It answers replace only for a frame that is whole.
 func (s *Session) judgeUp(now time.Time, frame []byte, h codec.Head) verdict {
 	switch h.Type {
-	case codec.TypeProducer, codec.TypeSubscribe, codec.TypeCloseProducer, codec.TypeCloseConsumer, codec.TypeAck,
+	case codec.TypeProducer, codec.TypeSubscribe, codec.TypeCloseProducer, codec.TypeCloseConsumer, codec.TypeAck, codec.TypeFlow, codec.TypeRedeliver,
 		codec.TypeSeek, codec.TypeUnsubscribe, codec.TypeGetLastMessageID, codec.TypeConsumerStats,
 		codec.TypeLookup, codec.TypePartitionedMetadata, codec.TypeGetTopicsOfNamespace, codec.TypeGetSchema,
 		codec.TypePing, codec.TypePong, codec.TypeConnect:
@@ -170,9 +170,9 @@ func (s *Session) judgeUp(now time.Time, frame []byte, h codec.Head) verdict {
 	}
 	switch h.Type {
 	case codec.TypeProducer:
-		return s.handleProducer(&cmd)
+		return s.handleProducer(now, frame, &cmd)
 	case codec.TypeSubscribe:
-		return s.handleSubscribe(&cmd)
+		return s.handleSubscribe(now, frame, &cmd)
 	case codec.TypeCloseProducer:
 		return s.handleCloseProducer(now, cmd.GetCloseProducer())
 	case codec.TypeCloseConsumer:
@@ -184,7 +184,10 @@ func (s *Session) judgeUp(now time.Time, frame []byte, h codec.Head) verdict {
 		}
 		return replace
 	default:
-		return s.handleConsumerRequest(h.Type, &cmd)
+		if s.holdCommand(now, frame, h.Type, &cmd) {
+			return replace
+		}
+		return s.handleConsumerRequest(now, h.Type, &cmd)
 	}
 }
 
@@ -251,7 +254,7 @@ func (l *leg) relayDown(now time.Time, src []byte) (pos int) {
 }
 
 // judgeMessage is the fast path of relayDown: MESSAGE and SEND_RECEIPT. It answers replace for everything else, and for
-// a receipt that an eviction waits for.
+// a receipt that an eviction or a fence waits for.
 func (l *leg) judgeMessage(frame []byte, h codec.Head) verdict {
 	switch h.Type {
 	case codec.TypeMessage:
@@ -259,8 +262,8 @@ func (l *leg) judgeMessage(frame []byte, h codec.Head) verdict {
 		if !ok {
 			return undecided(err)
 		}
-		if c := l.s.consumer(id); found && c != nil && c.state == handleEvicted {
-			return drop
+		if c := l.s.consumer(id); found && c != nil && c.judged {
+			return l.judgedMessage(c)
 		}
 		return forward
 	case codec.TypeSendReceipt, codec.TypeSendError:
@@ -272,15 +275,13 @@ func (l *leg) judgeMessage(frame []byte, h codec.Head) verdict {
 		if p == nil || !found {
 			return forward
 		}
-		switch p.state {
-		case handleEvicting:
-			return replace
-		case handleEvicted:
-			return drop
+		if p.judged {
+			if p.state == handleEvicted {
+				return drop
+			}
+			return replace // somebody waits for it
 		}
-		if p.outstanding > 0 {
-			p.outstanding--
-		}
+		p.gate.Receipt()
 		return forward
 	}
 	return replace
@@ -311,7 +312,7 @@ func (l *leg) judgeDown(now time.Time, frame []byte, h codec.Head) verdict {
 		if len(frame) < h.Size {
 			return more
 		}
-		return l.handleAnswer(frame[:h.Size], h, id, p)
+		return l.handleAnswer(now, frame[:h.Size], h, id, p)
 	case codec.TypeSendReceipt, codec.TypeSendError, codec.TypeCloseProducer, codec.TypeCloseConsumer, codec.TypeTopicMigrated, codec.TypePing, codec.TypePong:
 		if h.Size > s.sh.cfg.MaxControl {
 			s.close(now, CauseBrokerFrame, tooLarge(h, s.sh.cfg.MaxControl).Error())
@@ -335,7 +336,7 @@ func (l *leg) judgeDown(now time.Time, frame []byte, h codec.Head) verdict {
 	case codec.TypeSendReceipt, codec.TypeSendError:
 		id, _, _, _ := codec.ParseID(frame, h)
 		s.sh.write(s.conn, frame, true)
-		s.receiptOfEvicting(now, s.producers[id])
+		s.judgedReceipt(now, s.producers[id])
 		return replace
 	}
 	var cmd pulsarpb.BaseCommand
@@ -345,9 +346,9 @@ func (l *leg) judgeDown(now time.Time, frame []byte, h codec.Head) verdict {
 	}
 	switch h.Type {
 	case codec.TypeCloseProducer:
-		l.handleBrokerClosedProducer(&cmd)
+		l.handleBrokerClosedProducer(now, &cmd)
 	case codec.TypeCloseConsumer:
-		l.handleBrokerClosedConsumer(&cmd)
+		l.handleBrokerClosedConsumer(now, &cmd)
 	default:
 		l.handleMigrated(now, cmd.GetTopicMigrated())
 	}

@@ -32,6 +32,11 @@ type Config struct {
 	EvictBurst  int           // handles that are evicted at once
 	EvictJitter time.Duration // random delay between the steps of a paced eviction
 
+	ParkTime  time.Duration // how long a request waits for the end of a fence, for a lease or for a broker's answer to our CLOSE
+	MaxParked int           // requests of a shard that wait for that
+
+	// Lease tells whether this process may act on what it knows of topics in a switch; nil: always.
+	Lease func() bool
 	// Table and Clusters give what is in force now: one atomic load each.
 	Table    func() *route.Table
 	Clusters func() *cluster.Set
@@ -51,6 +56,9 @@ type Shard struct {
 
 	sessions map[*Session]struct{}
 	index    map[string]*topicHandles // by base name
+	moving   map[string]*moving       // by base name
+	debts    debts
+	parking  parking
 	evict    evictor
 	pool     pool
 }
@@ -64,8 +72,10 @@ func NewShard(cfg *Config, loop int, seed uint64) *Shard {
 		rng:      rand.New(rand.NewPCG(seed, uint64(loop))),
 		sessions: make(map[*Session]struct{}),
 		index:    make(map[string]*topicHandles),
+		moving:   make(map[string]*moving),
 	}
 	sh.evict.init(sh)
+	sh.parking.init(sh)
 	sh.pool.init(sh)
 	return sh
 }

@@ -224,6 +224,7 @@ func (a *App) openEngine() error {
 		ConnectTimeout: l.ConnectTimeout.Std(), HandshakeTimeout: l.DialTimeout.Std() + l.HandshakeTimeout.Std(),
 		LookupTimeout: l.LookupTimeout.Std(), KeepAlive: l.KeepAliveInterval.Std(),
 		LookupsPerConnection: l.LookupsPerConnection, LookupsPerCluster: max(l.LookupsPerCluster/loops, 1), MaxHandles: maxHandles,
+		ParkTime: parkTime, MaxParked: max(l.ParkedRequests/loops, 1),
 		ReceiptWait: e.ReceiptWait.Std(), EvictRate: e.Rate, EvictBurst: e.Burst, EvictJitter: e.Jitter.Std(),
 		Table: a.maps.table.Load, Clusters: a.clusters.set.Load,
 	}
@@ -261,6 +262,10 @@ func (a *App) openEngine() error {
 
 // maxHandles bounds the producers and consumers of one client connection.
 const maxHandles = 100_000
+
+// parkTime is how long a request waits for a topic that is being moved: together with the lookup that follows below the 30 s after which
+// clients give up.
+const parkTime = 10 * time.Second
 
 // incarnation tells this start of the process from every other one.
 func incarnation() string {

@@ -115,6 +115,21 @@ func (c *collector) add() {
 	c.counter("pointsman_evicted_producers_total", "Producers closed because their topic moved.", func(s *session.Counters) uint64 { return s.EvictedProducers.Load() })
 	c.counter("pointsman_evicted_consumers_total", "Consumers closed because their topic moved.", func(s *session.Counters) uint64 { return s.EvictedConsumers.Load() })
 	c.counter("pointsman_unresolved_evictions_total", "Producers evicted although a SEND had no receipt within eviction.receipt_wait: duplicates are possible.", func(s *session.Counters) uint64 { return s.Unresolved.Load() })
+	c.value("pointsman_fenced_topics", "Topics that are fenced because a switch moves them.", func() float64 {
+		var most int64 // every loop knows all of them
+		for _, sh := range c.app.shards {
+			most = max(most, sh.Counters().FencedTopics.Load())
+		}
+		return float64(most)
+	})
+	c.gauge("pointsman_parked_requests", "Requests of clients that wait for a topic that is being moved; their limit is limits.parked_requests.", func(s *session.Counters) int64 { return s.Parked.Load() })
+	c.counter("pointsman_parked_requests_total", "Requests of clients that had to wait for a topic that was being moved.", func(s *session.Counters) uint64 { return s.ParkedTotal.Load() })
+	c.counter("pointsman_fence_dropped_sends_total", "SENDs dropped because their topic was fenced, or prepared while this proxy had no contact with the store: clients send them again.", func(s *session.Counters) uint64 { return s.DroppedSends.Load() })
+	c.counter("pointsman_fence_dropped_messages_total", "MESSAGEs dropped because their topic was fenced: they are delivered again.", func(s *session.Counters) uint64 { return s.DroppedMessages.Load() })
+	c.gauge("pointsman_held_ack_bytes", "Memory of acknowledgements and permits that wait for the end of a fence.", func(s *session.Counters) int64 { return s.HeldBytes.Load() })
+	c.counter("pointsman_held_acks_total", "Acknowledgements and permits that had to wait for the end of a fence.", func(s *session.Counters) uint64 { return s.HeldTotal.Load() })
+	c.counter("pointsman_held_acks_lost_total", "Acknowledgements and permits dropped because too many waited for the end of a fence: the messages are delivered again.", func(s *session.Counters) uint64 { return s.HeldLost.Load() })
+	c.counter("pointsman_rerouted_lookups_total", "Lookups that were asked again because their topic moved before the answer came.", func(s *session.Counters) uint64 { return s.Rerouted.Load() })
 	c.gauge("pointsman_eviction_queue", "Producers and consumers whose topic moved and that wait for their turn.", func(s *session.Counters) int64 { return s.EvictQueue.Load() })
 
 	c.family(prometheus.CounterValue, "pointsman_closed_connections_total", "Client connections closed, by who was the cause, why, and whether the client may simply come back.", []string{"side", "reason", "retry"}, func(emit func(float64, ...string)) {

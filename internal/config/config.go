@@ -87,6 +87,7 @@ type Limits struct {
 	LowWatermark         Size     `key:"low_watermark" doc:"Queued bytes towards one peer below which its source is read again."`
 	LookupsPerConnection int      `key:"lookups_per_connection" doc:"Lookups in flight per client connection; then the connection is not read until half of them are answered. A list of topics counts as half of the limit, a schema as a twentieth."`
 	LookupsPerCluster    int      `key:"lookups_per_cluster" doc:"Lookups in flight per cluster and proxy, shared out evenly to the event loops (the official proxy's maxConcurrentLookupRequests, but it works); more get TooManyRequests."`
+	ParkedRequests       int      `key:"parked_requests" doc:"Requests of clients (lookups, new producers and consumers, seeks) that may wait at once for a topic that is being moved, shared out evenly to the event loops; more get an error that clients retry."`
 	ConnectTimeout       Duration `key:"connect_timeout" doc:"Time that a client has for its CONNECT."`
 	HandshakeTimeout     Duration `key:"handshake_timeout" doc:"Time that a broker has for its CONNECTED."`
 	DialTimeout          Duration `key:"dial_timeout" doc:"Time for a TCP connection to a broker, name resolution included (the official proxy's brokerProxyConnectTimeoutMs)."`
@@ -132,6 +133,7 @@ func Default() *Config {
 			LowWatermark:         256 << 10,
 			LookupsPerConnection: 1_000,
 			LookupsPerCluster:    50_000,
+			ParkedRequests:       20_000,
 			ConnectTimeout:       Duration(10 * time.Second),
 			HandshakeTimeout:     Duration(10 * time.Second),
 			DialTimeout:          Duration(10 * time.Second),

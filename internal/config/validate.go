@@ -314,6 +314,7 @@ func (v *validator) limits() {
 	}
 	v.between("limits.lookups_per_connection", l.LookupsPerConnection, 1, 1_000_000)
 	v.between("limits.lookups_per_cluster", l.LookupsPerCluster, 1, 1_000_000)
+	v.between("limits.parked_requests", l.ParkedRequests, 1, 1_000_000)
 	v.duration("limits.connect_timeout", l.ConnectTimeout, 100*time.Millisecond, 5*time.Minute)
 	v.duration("limits.handshake_timeout", l.HandshakeTimeout, 100*time.Millisecond, 5*time.Minute)
 	v.duration("limits.dial_timeout", l.DialTimeout, 100*time.Millisecond, 5*time.Minute)
