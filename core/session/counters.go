@@ -17,6 +17,8 @@ type Counters struct {
 	BrokerFrames     atomic.Uint64
 	ClientBytes      atomic.Uint64
 	BrokerBytes      atomic.Uint64
+	MappedFrames     atomic.Uint64 // whose message ids were rewritten
+	OldIDs           atomic.Uint64 // message ids of before a move that a client used after it
 	DroppedFrames    atomic.Uint64 // frames of evicted handles, both directions
 	Coalesced        atomic.Uint64 // lookups answered by another one's answer
 	Rerouted         atomic.Uint64 // lookups that were asked again because their topic moved meanwhile

@@ -298,7 +298,7 @@ func (s *Session) finish(now time.Time, h *handle, tell bool) {
 	h.leg.send(s.sh.encode(closeCommand(h, s.nextReq, nil, nil)))
 	switch {
 	case creating:
-		s.pending[h.req] = pendingRequest{pendingOrphan, h}
+		s.pending[h.req] = pendingRequest{pendingOrphan, h, h.req}
 		s.deny(RefusedMoved, h.req, codec.ErrorServiceNotReady, h.full, "topic "+h.full+" has moved to another cluster meanwhile: look it up again")
 	case tell && !left:
 		plain, tls := s.assignedURLs(h, !gone)

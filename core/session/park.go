@@ -222,6 +222,10 @@ func (s *Session) replay(now time.Time, queue []*parked) {
 			switch v {
 			case forward:
 				s.leg.send(frame)
+			case remap:
+				if v, out, n := s.remap(frame, h); v == remap {
+					s.leg.send(append(out[:len(out):len(out)], frame[n:]...))
+				}
 			case drop:
 				s.sh.counters.DroppedFrames.Add(1)
 			}

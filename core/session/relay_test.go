@@ -5,17 +5,24 @@ import (
 )
 
 // bridged is a session that relays, with one producer and one consumer, and the frames of a steady flow.
-func bridged(t testing.TB) (p *player, s *Session, l *leg) {
+func bridged(t testing.TB) (p *player, s *Session, l *leg) { return bridgedBy(t) }
+
+// bridgedBy is bridged after some lines of a scenario; the line "native ids" is the configuration.
+func bridgedBy(t testing.TB, before ...string) (p *player, s *Session, l *leg) {
 	p = newPlayer(t, false)
-	for _, line := range []string{
-		"rule public/default a",
+	if len(before) > 0 && before[0] == "native ids" {
+		cfg := *p.sh.cfg
+		cfg.NativeIDs = true
+		p.sh.cfg, before = &cfg, before[1:]
+	}
+	for _, line := range append(append([]string{"rule public/default a"}, before...),
 		"client c1",
 		`c1> connect{client_version:"x" protocol_version:21 proxy_to_broker_url:"TAG(a,broker-0:6650)"}`,
 		"d1 up",
 		`d1> connected{server_version:"4.0.8" protocol_version:21}`,
 		`c1> producer{topic:"t1" producer_id:1 request_id:1} ; subscribe{topic:"t1" subscription:"s" sub_type:1 consumer_id:1 request_id:2}`,
 		`d1> producer_success{request_id:1 producer_name:"p"} ; success{request_id:2}`,
-	} {
+	) {
 		if err := p.step(line); err != nil {
 			t.Fatal(err)
 		}
@@ -101,6 +108,10 @@ func TestOnlyTheEvictedHandleIsCutOut(t *testing.T) {
 
 func benchmarkRelay(b *testing.B, frame string, up bool, perRead int) {
 	p, s, l := bridged(b)
+	benchmarkFrames(b, p, s, l, frame, up, perRead)
+}
+
+func benchmarkFrames(b *testing.B, p *player, s *Session, l *leg, frame string, up bool, perRead int) {
 	src := flow(b, p, perRead, frame)
 	ep := Endpoint(l)
 	if up {

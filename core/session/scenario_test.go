@@ -483,6 +483,10 @@ func printMessage(m protoreflect.Message) string {
 		}
 		v := m.Get(f)
 		switch {
+		case f.IsList() && f.Message() != nil && f.Message().Name() == "MessageIdData":
+			for i := range v.List().Len() {
+				parts = append(parts, string(f.Name())+printMessage(v.List().Get(i).Message()))
+			}
 		case f.IsList():
 			parts = append(parts, fmt.Sprintf("%s:%d entries", f.Name(), v.List().Len()))
 		case f.Message() != nil:

@@ -33,6 +33,7 @@ type handle struct {
 	req      uint64        // of its creation
 	name     string        // a producer's, as the broker has it
 	gate     switching.Gate
+	tag      uint64 // epoch in the message ids that the client sees; 0: none
 
 	judged   bool      // its frames are judged one by one: its topic moves, or it is evicting or evicted
 	again    bool      // creating: it was live when the client asked for it once more
@@ -47,8 +48,9 @@ type handle struct {
 
 // pendingRequest is a request whose answer the session has to see.
 type pendingRequest struct {
-	kind pendingKind
-	h    *handle
+	kind    pendingKind
+	h       *handle
+	created uint64 // request id of h's creation at that time
 }
 
 type pendingKind uint8
@@ -57,6 +59,7 @@ const (
 	pendingCreate      pendingKind = iota
 	pendingUnsubscribe             // the client's, forwarded
 	pendingClose                   // our own, its answer is swallowed
+	pendingLastID                  // the client's GET_LAST_MESSAGE_ID, forwarded
 	pendingOwed                    // the client's CLOSE_PRODUCER behind what the broker has not answered yet
 	pendingOrphan                  // a creation that was refused meanwhile: its late answer is swallowed
 )
@@ -137,7 +140,7 @@ func (s *Session) admit(now time.Time, frame []byte, name string, req, id uint64
 		s.deny(RefusedTooManyHandles, req, codec.ErrorNotAllowed, name, fmt.Sprintf("this connection has %d producers and consumers, the limit of the proxy", s.sh.cfg.MaxHandles))
 		return nil, false
 	}
-	h = &handle{s: s, leg: s.leg, id: id, producer: producer, full: topic.Full(), req: req, gate: switching.Gate{Epoch: d.Epoch}}
+	h = &handle{s: s, leg: s.leg, id: id, producer: producer, full: topic.Full(), req: req, gate: switching.Gate{Epoch: d.Epoch}, tag: s.sh.cfg.tag(d.Epoch)}
 	if *handles == nil {
 		*handles = make(map[uint64]*handle)
 	}
@@ -155,11 +158,11 @@ func (s *Session) expect(now time.Time, req uint64, kind pendingKind, h *handle)
 		s.pending = make(map[uint64]pendingRequest)
 	}
 	if old, ok := s.pending[req]; ok && old.kind == pendingOwed {
-		s.pending[req] = pendingRequest{kind, h}
+		s.pending[req] = pendingRequest{kind, h, h.req}
 		s.sh.payDebt(now, old.h, true) // no client has two requests of one id under way
 		return
 	}
-	s.pending[req] = pendingRequest{kind, h}
+	s.pending[req] = pendingRequest{kind, h, h.req}
 }
 
 // epochShift is where the map's epoch sits in a topic_epoch that clients see.
@@ -189,15 +192,16 @@ func (s *Session) handleProducer(now time.Time, frame []byte, cmd *pulsarpb.Base
 	return replace
 }
 
-func (s *Session) handleSubscribe(now time.Time, frame []byte, cmd *pulsarpb.BaseCommand) verdict {
+func (s *Session) handleSubscribe(now time.Time, frame []byte, head codec.Head, cmd *pulsarpb.BaseCommand) verdict {
 	c := cmd.GetSubscribe()
 	if c == nil {
 		return forward
 	}
-	if _, ok := s.admit(now, frame, c.GetTopic(), c.GetRequestId(), c.GetConsumerId(), false); !ok {
+	h, ok := s.admit(now, frame, c.GetTopic(), c.GetRequestId(), c.GetConsumerId(), false)
+	if !ok {
 		return replace
 	}
-	return forward
+	return s.openConsumer(now, h, c, frame, head)
 }
 
 func (s *Session) handleCloseProducer(now time.Time, c *pulsarpb.CommandCloseProducer) verdict {
@@ -249,7 +253,8 @@ func (s *Session) handleClientClose(now time.Time, h *handle, req uint64) verdic
 
 // handleConsumerRequest looks at requests about a consumer. Those of an evicted one are answered here, or the client
 // would wait for its timeout.
-func (s *Session) handleConsumerRequest(now time.Time, t codec.Type, cmd *pulsarpb.BaseCommand) verdict {
+func (s *Session) handleConsumerRequest(now time.Time, frame []byte, head codec.Head, cmd *pulsarpb.BaseCommand) verdict {
+	t := head.Type
 	var id, req uint64
 	switch t {
 	case codec.TypeAck:
@@ -267,6 +272,9 @@ func (s *Session) handleConsumerRequest(now time.Time, t codec.Type, cmd *pulsar
 	if h == nil || h.state != handleEvicted {
 		if h != nil && t == codec.TypeUnsubscribe {
 			s.expect(now, req, pendingUnsubscribe, h)
+		}
+		if h != nil {
+			return s.consumerRequest(now, h, cmd, frame, head)
 		}
 		return forward
 	}
@@ -310,10 +318,17 @@ func (l *leg) handleAnswer(now time.Time, frame []byte, head codec.Head, req uin
 	case pendingOrphan:
 		delete(s.pending, req)
 		return replace
+	case pendingLastID:
+		delete(s.pending, req)
+		return forward
 	case pendingUnsubscribe:
 		delete(s.pending, req)
-		if !failed {
+		switch {
+		case failed:
+		case p.h.req == p.created:
 			s.remove(now, p.h)
+		default: // what the client made since is a new one
+			p.h.again = false
 		}
 		return forward
 	}

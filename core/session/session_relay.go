@@ -14,6 +14,7 @@ type verdict uint8
 const (
 	forward verdict = iota // as it is
 	drop                   // thrown away
+	remap                  // its message ids are rewritten, the rest streamed
 	replace                // handled here; the whole frame is in the buffer
 	more                   // cannot be judged yet
 	stop                   // not now (held) or never (closed)
@@ -75,6 +76,14 @@ func (s *Session) relayUp(now time.Time, src []byte) (pos int) {
 				return len(src)
 			}
 		}
+		taken := 0
+		if v == remap {
+			s.sh.write(s.upLeg.conn, src[run:pos], true)
+			run = pos
+			var out []byte
+			v, out, taken = s.remap(frame, h)
+			s.sh.write(s.upLeg.conn, out, true)
+		}
 		if v == bad {
 			s.sh.write(s.upLeg.conn, src[run:pos], true)
 			s.closeMalformed(now, badCommand(h))
@@ -91,6 +100,10 @@ func (s *Session) relayUp(now time.Time, src []byte) (pos int) {
 			s.sh.write(s.upLeg.conn, src[run:pos], true)
 			s.sh.counters.DroppedFrames.Add(1)
 			s.up = stream{left: h.Size, drop: true}
+		case remap:
+			pos += taken
+			run = pos
+			s.up = stream{left: h.Size - taken}
 		case replace:
 			pos += h.Size
 			run = pos
@@ -113,9 +126,15 @@ func (s *Session) judgeSend(now time.Time, frame []byte, h codec.Head) verdict {
 			return forward // the broker knows what to say
 		}
 		if p.judged {
-			return s.judgedSend(now, p)
+			if v := s.judgedSend(now, p); v != forward {
+				return v
+			}
+		} else {
+			p.gate.Outstanding++
 		}
-		p.gate.Outstanding++
+		if p.tag > 0 && codec.HasIDs(frame, h) {
+			return s.sh.remapFor(p)
+		}
 		return forward
 	case codec.TypeAck, codec.TypeFlow, codec.TypeRedeliver:
 		id, found, ok, err := codec.ParseID(frame, h)
@@ -123,11 +142,15 @@ func (s *Session) judgeSend(now time.Time, frame []byte, h codec.Head) verdict {
 			return undecided(err)
 		}
 		if found {
-			if c := s.consumer(id); c != nil && c.judged {
-				if h.Type == codec.TypeAck || c.state != handleEvicted {
-					return replace // it may want an answer, or have to wait
-				}
+			c := s.consumer(id)
+			switch {
+			case c == nil:
+			case c.judged && (h.Type == codec.TypeAck || c.state != handleEvicted):
+				return replace // it may want an answer, or have to wait
+			case c.judged:
 				return drop
+			case c.tag > 0 && h.Type != codec.TypeFlow:
+				return s.sh.remapFor(c)
 			}
 		}
 		return forward
@@ -172,7 +195,7 @@ func (s *Session) judgeUp(now time.Time, frame []byte, h codec.Head) verdict {
 	case codec.TypeProducer:
 		return s.handleProducer(now, frame, &cmd)
 	case codec.TypeSubscribe:
-		return s.handleSubscribe(now, frame, &cmd)
+		return s.handleSubscribe(now, frame, h, &cmd)
 	case codec.TypeCloseProducer:
 		return s.handleCloseProducer(now, cmd.GetCloseProducer())
 	case codec.TypeCloseConsumer:
@@ -187,7 +210,7 @@ func (s *Session) judgeUp(now time.Time, frame []byte, h codec.Head) verdict {
 		if s.holdCommand(now, frame, h.Type, &cmd) {
 			return replace
 		}
-		return s.handleConsumerRequest(now, h.Type, &cmd)
+		return s.handleConsumerRequest(now, frame, h, &cmd)
 	}
 }
 
@@ -228,6 +251,12 @@ func (l *leg) relayDown(now time.Time, src []byte) (pos int) {
 				return len(src)
 			}
 		}
+		taken := 0
+		if v == remap {
+			s.sh.write(s.conn, src[run:pos], true)
+			run = pos
+			v, taken = l.remap(frame, h)
+		}
 		if v == bad {
 			s.sh.write(s.conn, src[run:pos], true)
 			s.close(now, CauseBrokerFrame, badCommand(h).Error())
@@ -244,6 +273,10 @@ func (l *leg) relayDown(now time.Time, src []byte) (pos int) {
 			s.sh.write(s.conn, src[run:pos], true)
 			s.sh.counters.DroppedFrames.Add(1)
 			l.down = stream{left: h.Size, drop: true}
+		case remap:
+			pos += taken
+			run = pos
+			l.down = stream{left: h.Size - taken}
 		case replace:
 			pos += h.Size
 			run = pos
@@ -262,8 +295,17 @@ func (l *leg) judgeMessage(frame []byte, h codec.Head) verdict {
 		if !ok {
 			return undecided(err)
 		}
-		if c := l.s.consumer(id); found && c != nil && c.judged {
-			return l.judgedMessage(c)
+		c := l.s.consumer(id)
+		if c == nil || !found {
+			return forward
+		}
+		if c.judged {
+			if v := l.judgedMessage(c); v != forward {
+				return v
+			}
+		}
+		if c.tag > 0 {
+			return l.s.sh.remapFor(c)
 		}
 		return forward
 	case codec.TypeSendReceipt, codec.TypeSendError:
@@ -282,6 +324,9 @@ func (l *leg) judgeMessage(frame []byte, h codec.Head) verdict {
 			return replace // somebody waits for it
 		}
 		p.gate.Receipt()
+		if p.tag > 0 && h.Type == codec.TypeSendReceipt {
+			return l.s.sh.remapFor(p)
+		}
 		return forward
 	}
 	return replace
@@ -300,6 +345,14 @@ func (l *leg) judgeDown(now time.Time, frame []byte, h codec.Head) verdict {
 			return drop
 		}
 		return forward
+	case codec.TypeGetLastMessageIDResponse:
+		if len(s.pending) == 0 || h.Size > s.sh.cfg.MaxControl {
+			return forward
+		}
+		if len(frame) < h.Size {
+			return more
+		}
+		return l.handleLastID(frame[:h.Size], h)
 	case codec.TypeSuccess, codec.TypeError, codec.TypeProducerSuccess:
 		id, found, ok, err := codec.ParseID(frame, h)
 		if !ok {
@@ -335,8 +388,9 @@ func (l *leg) judgeDown(now time.Time, frame []byte, h codec.Head) verdict {
 		return replace
 	case codec.TypeSendReceipt, codec.TypeSendError:
 		id, _, _, _ := codec.ParseID(frame, h)
-		s.sh.write(s.conn, frame, true)
-		s.judgedReceipt(now, s.producers[id])
+		p := s.producers[id]
+		s.sh.write(s.conn, s.sh.shown(frame, h, p), true)
+		s.judgedReceipt(now, p)
 		return replace
 	}
 	var cmd pulsarpb.BaseCommand

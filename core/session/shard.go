@@ -27,6 +27,9 @@ type Config struct {
 	LookupsPerCluster    int           // in flight per shard; then TooManyRequests
 	MaxHandles           int           // producers and consumers of one client connection
 
+	// NativeIDs leaves message ids as the clusters have them: a topic that moves may then lose what readers and cumulative consumers have not read.
+	NativeIDs bool
+
 	ReceiptWait time.Duration // how long an evicted producer may wait for outstanding receipts
 	EvictRate   int           // handles per second and shard
 	EvictBurst  int           // handles that are evicted at once
@@ -51,6 +54,7 @@ type Shard struct {
 	counters *Counters
 	ops      []Op
 	scratch  []byte
+	ids      idMap
 	timers   timers
 	rng      *rand.Rand
 
@@ -104,7 +108,7 @@ func (sh *Shard) Tick(now time.Time) (next time.Time) {
 func (sh *Shard) Ops() []Op { return sh.ops }
 
 // scratchKeep is the size up to which the buffer of the shard's own frames is kept.
-const scratchKeep = 256 << 10
+const scratchKeep = 512 << 10
 
 // ResetOps forgets the ops, after they were performed: all views in them end here.
 func (sh *Shard) ResetOps() {

@@ -224,7 +224,8 @@ func (a *App) openEngine() error {
 		ConnectTimeout: l.ConnectTimeout.Std(), HandshakeTimeout: l.DialTimeout.Std() + l.HandshakeTimeout.Std(),
 		LookupTimeout: l.LookupTimeout.Std(), KeepAlive: l.KeepAliveInterval.Std(),
 		LookupsPerConnection: l.LookupsPerConnection, LookupsPerCluster: max(l.LookupsPerCluster/loops, 1), MaxHandles: maxHandles,
-		ParkTime: parkTime, MaxParked: max(l.ParkedRequests/loops, 1),
+		NativeIDs: a.cfg.MessageIDs == config.NativeIDs,
+		ParkTime:  parkTime, MaxParked: max(l.ParkedRequests/loops, 1),
 		ReceiptWait: e.ReceiptWait.Std(), EvictRate: e.Rate, EvictBurst: e.Burst, EvictJitter: e.Jitter.Std(),
 		Table: a.maps.table.Load, Clusters: a.clusters.set.Load,
 	}

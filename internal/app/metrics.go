@@ -114,6 +114,8 @@ func (c *collector) add() {
 	c.counter("pointsman_coalesced_lookups_total", "Requests answered by the answer to an identical one under way.", func(s *session.Counters) uint64 { return s.Coalesced.Load() })
 	c.counter("pointsman_evicted_producers_total", "Producers closed because their topic moved.", func(s *session.Counters) uint64 { return s.EvictedProducers.Load() })
 	c.counter("pointsman_evicted_consumers_total", "Consumers closed because their topic moved.", func(s *session.Counters) uint64 { return s.EvictedConsumers.Load() })
+	c.counter("pointsman_mapped_id_frames_total", "Frames of moved topics whose message ids were rewritten.", func(s *session.Counters) uint64 { return s.MappedFrames.Load() })
+	c.counter("pointsman_old_ids_total", "Message ids of before a move that clients used after it.", func(s *session.Counters) uint64 { return s.OldIDs.Load() })
 	c.counter("pointsman_unresolved_evictions_total", "Producers evicted although a SEND had no receipt within eviction.receipt_wait: duplicates are possible.", func(s *session.Counters) uint64 { return s.Unresolved.Load() })
 	c.value("pointsman_fenced_topics", "Topics that are fenced because a switch moves them.", func() float64 {
 		var most int64 // every loop knows all of them

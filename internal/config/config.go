@@ -26,6 +26,7 @@ type Config struct {
 	TagKeyFile       string              `key:"tag_key_file" doc:"File with the key (at least 16 bytes) that signs the broker addresses told to clients; a second line holds the previous key during a rotation. Empty: the key is kept in the store. All proxies need the same one."`
 	Clusters         map[string]*Cluster `key:"clusters" doc:"The Pulsar clusters behind this address, by name."`
 	Limits           Limits              `key:"limits" doc:"Bounds on connections, memory and waiting."`
+	MessageIDs       string              `key:"message_ids" doc:"What clients see as message ids of a topic that was moved: monotonic (the epoch of the map in the upper bits, so that ids keep growing) or native (as the clusters have them: readers and consumers with cumulative acknowledgements may silently skip messages after a move). The same on all proxies; do not change it once topics have moved."`
 	Eviction         Eviction            `key:"eviction" doc:"How the clients of a moved topic are sent to its new cluster."`
 	Log              Log                 `key:"log" doc:"The log, on standard error."`
 	Shutdown         Shutdown            `key:"shutdown" doc:"What happens on SIGTERM."`
@@ -105,6 +106,12 @@ type Eviction struct {
 	ReceiptWait Duration `key:"receipt_wait" doc:"How long a producer's outstanding receipts are waited for before it is closed."`
 }
 
+// The values of message_ids.
+const (
+	MonotonicIDs = "monotonic"
+	NativeIDs    = "native"
+)
+
 // Log says what is logged and how.
 type Log struct {
 	Level  string `key:"level" doc:"debug, info, warn or error."`
@@ -142,9 +149,10 @@ func Default() *Config {
 			KeepAliveInterval:    Duration(30 * time.Second),
 			WriteStallTimeout:    Duration(5 * time.Minute),
 		},
-		Eviction: Eviction{Rate: 2_000, Burst: 64, Jitter: Duration(50 * time.Millisecond), ReceiptWait: Duration(500 * time.Millisecond)},
-		Log:      Log{Level: "info", Format: "text"},
-		Shutdown: Shutdown{DrainDelay: Duration(5 * time.Second), Timeout: Duration(30 * time.Second)},
+		MessageIDs: MonotonicIDs,
+		Eviction:   Eviction{Rate: 2_000, Burst: 64, Jitter: Duration(50 * time.Millisecond), ReceiptWait: Duration(500 * time.Millisecond)},
+		Log:        Log{Level: "info", Format: "text"},
+		Shutdown:   Shutdown{DrainDelay: Duration(5 * time.Second), Timeout: Duration(30 * time.Second)},
 	}
 }
 

@@ -66,6 +66,7 @@ clusters:
     listener_name: external
 limits: { connections: 20_000, high_watermark: 512KiB, low_watermark: 100KB, lookup_timeout: 5s }
 eviction: { rate: 50, receipt_wait: 250ms }
+message_ids: native
 log: { level: debug, format: json }
 loops: 2
 `
@@ -90,6 +91,7 @@ func TestAFileSetsWhatItNamesAndKeepsTheOtherDefaults(t *testing.T) {
 	want.Limits.Connections, want.Limits.HighWatermark, want.Limits.LowWatermark = 20_000, 512<<10, 100_000
 	want.Limits.LookupTimeout = Duration(5 * time.Second)
 	want.Eviction.Rate, want.Eviction.ReceiptWait = 50, Duration(250*time.Millisecond)
+	want.MessageIDs = NativeIDs
 	want.Log = Log{Level: "debug", Format: "json"}
 	want.Loops = 2
 	c.origin = nil

@@ -331,6 +331,7 @@ func (v *validator) rest() {
 	v.between("eviction.burst", c.Eviction.Burst, 1, 1_000_000)
 	v.duration("eviction.jitter", c.Eviction.Jitter, 0, 10*time.Second)
 	v.duration("eviction.receipt_wait", c.Eviction.ReceiptWait, 0, 10*time.Second)
+	v.oneOf("message_ids", c.MessageIDs, MonotonicIDs, NativeIDs)
 	v.oneOf("log.level", c.Log.Level, "debug", "info", "warn", "error")
 	v.oneOf("log.format", c.Log.Format, "text", "json")
 	v.duration("shutdown.drain_delay", c.Shutdown.DrainDelay, 0, 10*time.Minute)

@@ -1,0 +1,205 @@
+package session
+
+import (
+	"time"
+
+	"pointsman/codec"
+	"pointsman/codec/pulsarpb"
+)
+
+// This file keeps the message ids of a topic growing over its moves. Clients remember ids and compare them: with ledgers of the new cluster
+// below those of the old one, readers and cumulative consumers would silently skip everything (SW-02). So on a topic whose epoch is above 0
+// clients see ledger ids as real | epoch << codec.EpochShift. Only handles with a tag pay for it.
+
+// tag is the epoch that the handles of a topic put into message ids; 0 leaves them as they are.
+func (c *Config) tag(epoch uint64) uint64 {
+	if c.NativeIDs {
+		return 0
+	}
+	return min(epoch, codec.MaxEpoch)
+}
+
+// position is a place in a topic, under the ids of one cluster or as clients see it.
+type position struct{ ledger, entry uint64 }
+
+// oldID is a message id that a client got from a cluster that had the topic before.
+type oldID struct {
+	at      position // there
+	epoch   uint64
+	partial bool // some messages of the batch
+}
+
+// idMap maps the message ids of one frame. Shard-owned, used for one frame at a time.
+type idMap struct {
+	h    *handle
+	up   bool     // client → broker
+	kept int      // ids that are among what goes on
+	last position // the last id that came, as it came
+	old  []oldID  // up: what was left out
+}
+
+// MapID implements codec.IDMapper.
+func (m *idMap) MapID(id codec.MessageID) (ledger, entry uint64, keep bool) {
+	if !id.Chunk {
+		m.last = position{id.Ledger, id.Entry}
+	}
+	if !m.up {
+		return codec.ShowLedger(id.Ledger, m.h.tag), id.Entry, true
+	}
+	real, epoch, ok := codec.SplitLedger(id.Ledger)
+	switch {
+	case !ok, epoch != m.h.tag && (id.Chunk || m.h.producer): // a SEND has ids of the cluster that a replicator reads from
+	case epoch == m.h.tag:
+		id.Ledger = real
+	default:
+		m.old = append(m.old, oldID{position{real, id.Entry}, epoch, id.Partial})
+		return 0, 0, false
+	}
+	if !id.Chunk {
+		m.kept++
+	}
+	return id.Ledger, id.Entry, true
+}
+
+// mapIDs appends the head of a frame of h to the scratch buffer, every id in it mapped, and the rest when all of it is there and small. It returns what it
+// appended, valid until ResetOps, and how many bytes of the frame that stands for.
+func (sh *Shard) mapIDs(frame []byte, head codec.Head, h *handle, up bool) (out []byte, n int, err error) {
+	m := &sh.ids
+	m.h, m.up, m.kept, m.old = h, up, 0, m.old[:0]
+	start := len(sh.scratch)
+	all, err := codec.AppendIDs(sh.scratch, frame, head, m)
+	if err != nil {
+		return nil, 0, err
+	}
+	n = head.CmdEnd
+	if head.Size-n <= smallRest && len(frame) >= head.Size {
+		all = append(all, frame[n:head.Size]...)
+		n = head.Size
+	}
+	sh.scratch = all
+	sh.counters.MappedFrames.Add(1)
+	return all[start:], n, nil
+}
+
+// smallRest is the size up to which copying what follows a command is cheaper than a write of its own.
+const smallRest = 4 << 10
+
+// remapFor is the verdict on a frame of h whose message ids have to be rewritten.
+func (sh *Shard) remapFor(h *handle) verdict {
+	sh.ids.h = h
+	return remap
+}
+
+// remap carries out the verdict remap of judgeSend: out is the head of the frame with the ids that the broker knows, in the place of the first n bytes of the frame,
+// valid until ResetOps. The verdict is drop when nothing is left to be said.
+func (s *Session) remap(frame []byte, head codec.Head) (v verdict, out []byte, n int) {
+	h := s.sh.ids.h
+	out, n, err := s.sh.mapIDs(frame, head, h, true)
+	if err != nil {
+		return bad, nil, 0
+	}
+	if len(s.sh.ids.old) > 0 {
+		s.sh.counters.OldIDs.Add(uint64(len(s.sh.ids.old)))
+		if s.sh.ids.kept == 0 { // REDELIVER without ids would mean all
+			s.answerOldAck(frame, head, h)
+			return drop, nil, 0
+		}
+	}
+	return remap, out, n
+}
+
+// answerOldAck answers an ACK of nothing but messages from before a move, when it wants an answer.
+func (s *Session) answerOldAck(frame []byte, head codec.Head, h *handle) {
+	if head.Type != codec.TypeAck {
+		return
+	}
+	var cmd pulsarpb.BaseCommand
+	if err := codec.Parse(&cmd, frame, head); err != nil || cmd.GetAck().RequestId == nil {
+		return // a broker would not answer it
+	}
+	s.refuseAck(RefusedMoved, h.id, cmd.GetAck().GetRequestId(), h.full, "topic "+h.full+" has moved to another cluster since these messages were delivered: they are delivered again")
+}
+
+// remap carries out the verdict remap of judgeMessage: it writes the head of a frame with the ids that clients see, in the place of the first n bytes of the frame.
+func (l *leg) remap(frame []byte, head codec.Head) (v verdict, n int) {
+	s := l.s
+	out, n, err := s.sh.mapIDs(frame, head, s.sh.ids.h, false)
+	if err != nil {
+		return bad, 0
+	}
+	s.sh.write(s.conn, out, true)
+	return remap, n
+}
+
+// shown is a whole frame of a broker as clients see it, valid until ResetOps.
+func (sh *Shard) shown(frame []byte, head codec.Head, h *handle) []byte {
+	if h.tag == 0 {
+		return frame
+	}
+	out, n, err := sh.mapIDs(frame, head, h, false)
+	if err != nil {
+		return frame // the client will say that it is none
+	}
+	if n < len(frame) {
+		sh.scratch = append(sh.scratch, frame[n:]...)
+		out = sh.scratch[len(sh.scratch)-len(out)-len(frame)+n:]
+	}
+	return out
+}
+
+// openConsumer passes a SUBSCRIBE of a topic that has moved.
+func (s *Session) openConsumer(now time.Time, h *handle, c *pulsarpb.CommandSubscribe, frame []byte, head codec.Head) verdict {
+	if h.tag == 0 || c.StartMessageId == nil {
+		return forward
+	}
+	return s.startAt(now, h, c.GetRequestId(), frame, head)
+}
+
+// consumerRequest passes a request about a consumer of a topic that has moved.
+func (s *Session) consumerRequest(now time.Time, h *handle, cmd *pulsarpb.BaseCommand, frame []byte, head codec.Head) verdict {
+	switch {
+	case h.tag == 0:
+	case head.Type == codec.TypeAck, head.Type == codec.TypeRedeliver:
+		return s.sh.remapFor(h)
+	case cmd.GetSeek().GetMessageId() != nil:
+		return s.startAt(now, h, cmd.GetSeek().GetRequestId(), frame, head)
+	case cmd.GetLastMessageId != nil:
+		s.expect(now, cmd.GetGetLastMessageId().GetRequestId(), pendingLastID, h) // the response does not name the consumer
+	}
+	return forward
+}
+
+// startAt passes a SUBSCRIBE or SEEK that names the message to begin with.
+func (s *Session) startAt(now time.Time, h *handle, req uint64, frame []byte, head codec.Head) verdict {
+	out, _, err := s.sh.mapIDs(frame, head, h, true)
+	if err != nil {
+		return forward // the broker knows what to say
+	}
+	if len(s.sh.ids.old) > 0 {
+		s.sh.counters.OldIDs.Add(1)
+		s.deny(RefusedMoved, req, codec.ErrorServiceNotReady, h.full, "topic "+h.full+" has moved to another cluster since this message id was told")
+		if h.state == handleCreating {
+			s.remove(now, h)
+		}
+		return replace
+	}
+	h.leg.send(out)
+	return replace
+}
+
+// handleLastID passes a GET_LAST_MESSAGE_ID_RESPONSE.
+func (l *leg) handleLastID(frame []byte, head codec.Head) verdict {
+	s := l.s
+	var cmd pulsarpb.BaseCommand
+	if err := codec.Parse(&cmd, frame, head); err != nil {
+		return bad
+	}
+	req := cmd.GetGetLastMessageIdResponse().GetRequestId()
+	p, ok := s.pending[req]
+	if !ok || p.kind != pendingLastID {
+		return forward
+	}
+	delete(s.pending, req)
+	s.sh.write(s.conn, s.sh.shown(frame, head, p.h), true)
+	return replace
+}
