@@ -8,6 +8,8 @@ import (
 	"io"
 	"math/rand/v2"
 	"net"
+	"runtime"
+	"strings"
 	"testing"
 	"time"
 
@@ -208,4 +210,23 @@ func TestLargeFramesAreSplicedForAsLongAsTheyCome(t *testing.T) {
 	if share := float64(s.SplicedBytes) / float64(s.WrittenBytes); share < 0.97 {
 		t.Errorf("%.1f %% of the bytes were spliced, want 97 at least", 100*share)
 	}
+}
+
+// A loop with traffic keeps its processor of the Go scheduler for a while; without, it must not.
+func TestALoopWithoutTrafficLeavesItsProcessorToOthers(t *testing.T) {
+	e := engine(t, Config{}, echoing)
+	c := connect(t, addr(e))
+	for range 100 {
+		echoed(t, c)
+	}
+	eventually(t, "the scheduler knows that the loop waits", func() bool {
+		stacks := make([]byte, 1<<20)
+		for one := range strings.SplitSeq(string(stacks[:runtime.Stack(stacks, true)]), "\n\n") {
+			if strings.Contains(one, "(*loop).poll(") {
+				return strings.Contains(one, "[syscall")
+			}
+		}
+		t.Fatal("no loop runs")
+		return false
+	})
 }
