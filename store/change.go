@@ -1,11 +1,14 @@
 package store
 
 import (
+	"cmp"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
 	"pointsman/core/route"
+	"pointsman/core/switching"
 )
 
 // Validate tells what makes c unfit for every store: too many changes, a name twice, a value under another name.
@@ -30,6 +33,11 @@ func (c Change) Validate() error {
 		case e.After != nil && e.After.State > route.StateDraining:
 			return fmt.Errorf("topic %s: there is no state %d", e.Topic, e.After.State)
 		}
+		for _, side := range []*route.Entry{e.Before, e.After} {
+			if err := c.ownStep(side); err != nil {
+				return err
+			}
+		}
 		seen[e.Topic] = true
 	}
 	scopes := make(map[string]bool, len(c.Rules))
@@ -45,9 +53,52 @@ func (c Change) Validate() error {
 		scopes[r.Scope] = true
 	}
 	if c.Switch != nil {
-		return CheckID("switch", c.Switch.ID)
+		return CheckRecord(*c.Switch)
 	}
 	return nil
+}
+
+// Moving tells whether e is prepared or fenced: then only its switch may change it.
+func Moving(e route.Entry) bool {
+	return e.State == route.StatePrepared || e.State == route.StateFenced
+}
+
+// ownStep tells why c may not have e, which is prepared or fenced, on one of its sides.
+func (c Change) ownStep(e *route.Entry) error {
+	switch {
+	case e == nil || !Moving(*e):
+		return nil
+	case e.SwitchID == "":
+		return fmt.Errorf("topic %s: state %d without the id of a switch", e.Topic, e.State)
+	case c.Switch == nil || c.Switch.ID != e.SwitchID:
+		return fmt.Errorf("%w: %s belongs to switch %s until that ends, and this change is no step of it: "+
+			"wait for it, or stop it with `pointsman switch abort %s`", ErrMoving, e.Topic, e.SwitchID, e.SwitchID)
+	}
+	return nil
+}
+
+// CheckRecord tells what makes a record unfit for every store.
+func CheckRecord(r switching.Record) error {
+	if r.Rev == 0 {
+		return fmt.Errorf("switch %s: the record has revision 0: want 1 for a new one, else one more than that of the record that it replaces", r.ID)
+	}
+	return CheckID("switch", r.ID)
+}
+
+// RecordConflict compares the stored record (nil: none) with the one that r replaces. Nil: r may be written.
+func RecordConflict(r switching.Record, have *switching.Record) *ConflictError {
+	rev, found := uint64(0), "absent"
+	if have != nil {
+		rev, found = have.Rev, fmt.Sprintf("revision %d, %s", have.Rev, have.State)
+	}
+	if rev == r.Rev-1 {
+		return nil
+	}
+	want := "absent"
+	if r.Rev > 1 {
+		want = fmt.Sprintf("revision %d", r.Rev-1)
+	}
+	return &ConflictError{Name: "switch " + r.ID, Want: want, Have: found}
 }
 
 // Conflict compares what is stored, as entry and rule tell it, with the Before side of c. Nil: c may be written.
@@ -92,9 +143,50 @@ func (c Change) HistoryEntry(seq uint64, now time.Time) HistoryEntry {
 	return h
 }
 
-// SwitchConflict is the error of a Change whose switch id is taken.
-func SwitchConflict(id string) *ConflictError {
-	return &ConflictError{Name: "switch " + id, Want: "absent", Have: "a switch of that id"}
+// CheckAck tells why a store cannot keep a.
+func CheckAck(a switching.Ack) error {
+	if err := CheckID("proxy", a.Proxy); err != nil {
+		return err
+	}
+	if !slices.Contains([]switching.State{"", switching.StatePrepared, switching.StateFenced, switching.StateEvicting}, a.Phase) {
+		return fmt.Errorf("ack of proxy %s: phase %q is none that is acknowledged: want prepared, fenced or evicting", a.Proxy, a.Phase)
+	}
+	return checkIncarnation(a.Proxy, a.Incarnation)
+}
+
+// CheckProxy tells why p cannot be a member.
+func CheckProxy(p Proxy) error {
+	if err := CheckID("proxy", p.ID); err != nil {
+		return err
+	}
+	return checkIncarnation(p.ID, p.Incarnation)
+}
+
+// checkIncarnation: stores name things "proxy@incarnation".
+func checkIncarnation(proxy, incarnation string) error {
+	if incarnation == "" {
+		return nil
+	}
+	if strings.Contains(incarnation, "@") {
+		return fmt.Errorf("proxy %s: incarnation %q: want none with '@' in it", proxy, incarnation)
+	}
+	return CheckID("incarnation", incarnation)
+}
+
+// AckName names an ack among those of its switch: one process has one for each phase of each attempt.
+func AckName(a switching.Ack) string {
+	return fmt.Sprintf("%d-%s-%s@%s", a.Attempt, ackPhase(a), a.Proxy, a.Incarnation)
+}
+
+func ackPhase(a switching.Ack) switching.State { return cmp.Or(a.Phase, switching.StateEvicting) }
+
+// SortAcks puts acks into the order in which every store lists them: by attempt, phase, proxy, incarnation.
+func SortAcks(acks []switching.Ack) {
+	phases := []switching.State{switching.StatePrepared, switching.StateFenced, switching.StateEvicting}
+	slices.SortFunc(acks, func(a, b switching.Ack) int {
+		return cmp.Or(cmp.Compare(a.Attempt, b.Attempt), cmp.Compare(slices.Index(phases, ackPhase(a)), slices.Index(phases, ackPhase(b))),
+			strings.Compare(a.Proxy, b.Proxy), strings.Compare(a.Incarnation, b.Incarnation))
+	})
 }
 
 // CheckID tells why id cannot be the name of a switch or of a proxy (kind says which) in a store.

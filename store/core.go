@@ -1,9 +1,11 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -13,7 +15,7 @@ import (
 	"pointsman/core/switching"
 )
 
-// maxSwitches is how many switch records a memory or file store keeps; the oldest are dropped.
+// maxSwitches is how many switch records a memory or file store keeps; the oldest that are over are dropped.
 const maxSwitches = 10_000
 
 // tagKeyBytes is the length of the shared key for tagged broker addresses.
@@ -31,30 +33,27 @@ type core struct {
 	order    []string // ids of switches, oldest first
 	tagKey   []byte
 	proxies  map[string]Proxy
+	tombs    map[string]Tombstone // by proxy and incarnation
 	bad      map[int]error
 	watchers map[*watcher]struct{}
+	// delivered is closed, and replaced, when a sink has returned.
+	delivered chan struct{}
+	election  election
 }
 
 type switchState struct {
 	Record switching.Record         `json:"record"`
-	Acks   map[string]switching.Ack `json:"acks,omitempty"` // by proxy and incarnation
+	Acks   map[string]switching.Ack `json:"acks,omitempty"` // by AckName
 }
 
-// record is one change of a core, as it is written to a journal. Exactly one of its parts is set.
+// record is one change of a core, as it is written to a journal: a change with or without a switch record, a switch record
+// alone, an ack, or the tag key.
 type record struct {
 	Seq    uint64            `json:"seq"`
 	Change *HistoryEntry     `json:"change,omitempty"`
-	Create *switching.Record `json:"create,omitempty"` // with Change only
-	End    *endRecord        `json:"end,omitempty"`
+	Switch *switching.Record `json:"switch,omitempty"`
 	Ack    *ackRecord        `json:"ack,omitempty"`
 	TagKey []byte            `json:"tag_key,omitempty"`
-}
-
-type endRecord struct {
-	ID    string          `json:"id"`
-	State switching.State `json:"state"`
-	Ended time.Time       `json:"ended"`
-	Note  string          `json:"note,omitempty"`
 }
 
 type ackRecord struct {
@@ -64,6 +63,8 @@ type ackRecord struct {
 
 // watcher is what one Watch has not delivered yet; guarded by core.mu.
 type watcher struct {
+	owner   Store // whose Watch it is
+	busy    bool  // the sink is running
 	buckets [route.BucketCount]bool
 	rules   bool
 	some    bool          // any of the above
@@ -74,8 +75,11 @@ func newCore() *core {
 	return &core{
 		switches: map[string]*switchState{},
 		proxies:  map[string]Proxy{},
+		tombs:    map[string]Tombstone{},
 		bad:      map[int]error{},
 		watchers: map[*watcher]struct{}{},
+
+		delivered: make(chan struct{}),
 	}
 }
 
@@ -113,8 +117,10 @@ func (c *core) change(ch Change, now time.Time) (record, error) {
 	if conflict := ch.Conflict(c.entry, c.rule); conflict != nil {
 		return record{}, conflict
 	}
-	if ch.Switch != nil && c.switches[ch.Switch.ID] != nil {
-		return record{}, SwitchConflict(ch.Switch.ID)
+	if ch.Switch != nil {
+		if err := c.recordConflict(*ch.Switch); err != nil {
+			return record{}, err
+		}
 	}
 	for _, e := range ch.Entries {
 		if err := c.bad[route.Bucket(e.Topic)]; err != nil {
@@ -122,33 +128,58 @@ func (c *core) change(ch Change, now time.Time) (record, error) {
 		}
 	}
 	h := ch.HistoryEntry(c.seq+1, now)
-	return record{Seq: c.seq + 1, Change: &h, Create: ch.Switch}, nil
+	return record{Seq: c.seq + 1, Change: &h, Switch: ch.Switch}, nil
+}
+
+// putSwitchRecord makes the record of a PutSwitch, or says with what it conflicts.
+func (c *core) putSwitchRecord(r switching.Record) (record, error) {
+	if err := c.recordConflict(r); err != nil {
+		return record{}, err
+	}
+	return record{Seq: c.seq + 1, Switch: &r}, nil
+}
+
+func (c *core) recordConflict(r switching.Record) error {
+	var have *switching.Record
+	if s := c.switches[r.ID]; s != nil {
+		have = &s.Record
+	}
+	if conflict := RecordConflict(r, have); conflict != nil {
+		return conflict
+	}
+	return nil
+}
+
+// putAckRecord makes the record of a PutAck.
+func (c *core) putAckRecord(id string, a switching.Ack) (record, error) {
+	_, err := c.switchRecord(id)
+	return record{Seq: c.seq + 1, Ack: &ackRecord{ID: id, Ack: a}}, err
 }
 
 // apply carries out r, which was made for this state, and wakes the watchers.
 func (c *core) apply(r record) {
 	c.seq = r.Seq
-	switch {
-	case r.Change != nil:
+	if r.Change != nil {
 		for _, e := range r.Change.Entries {
 			c.setEntry(e.Topic, e.After)
 		}
 		for _, u := range r.Change.Rules {
 			c.setRule(u.Scope, u.After)
 		}
-		if r.Create != nil {
-			c.putSwitch(&switchState{Record: *r.Create})
-		}
-	case r.End != nil:
-		if s := c.switches[r.End.ID]; s != nil {
-			s.Record.State, s.Record.Ended, s.Record.Note = r.End.State, r.End.Ended, r.End.Note
+	}
+	switch {
+	case r.Switch != nil:
+		if s := c.switches[r.Switch.ID]; s != nil {
+			s.Record = *r.Switch
+		} else {
+			c.putSwitch(&switchState{Record: *r.Switch})
 		}
 	case r.Ack != nil:
 		if s := c.switches[r.Ack.ID]; s != nil {
 			if s.Acks == nil {
 				s.Acks = map[string]switching.Ack{}
 			}
-			s.Acks[r.Ack.Ack.Proxy+" "+r.Ack.Ack.Incarnation] = r.Ack.Ack
+			s.Acks[AckName(r.Ack.Ack)] = r.Ack.Ack
 		}
 	case r.TagKey != nil:
 		c.tagKey = r.TagKey
@@ -163,8 +194,12 @@ func (c *core) putSwitch(s *switchState) {
 	}
 	c.switches[id] = s
 	for len(c.order) > maxSwitches {
-		delete(c.switches, c.order[0])
-		c.order = c.order[1:]
+		i := slices.IndexFunc(c.order, func(id string) bool { return c.switches[id].Record.State.Over() })
+		if i < 0 {
+			return
+		}
+		delete(c.switches, c.order[i])
+		c.order = slices.Delete(c.order, i, i+1)
 	}
 }
 
@@ -226,8 +261,8 @@ func (w *watcher) markAll() {
 }
 
 // watch runs one Watch. held tells, under mu, whether deliveries are held back now; twice, whether to repeat them.
-func (c *core) watch(ctx context.Context, closed <-chan struct{}, sink func(Update), held, twice func() bool) {
-	w := &watcher{signal: make(chan struct{}, 1)}
+func (c *core) watch(ctx context.Context, owner Store, closed <-chan struct{}, sink func(Update), held, twice func() bool) {
+	w := &watcher{owner: owner, signal: make(chan struct{}, 1)}
 	w.markAll()
 	w.signal <- struct{}{}
 	c.mu.Lock()
@@ -236,6 +271,7 @@ func (c *core) watch(ctx context.Context, closed <-chan struct{}, sink func(Upda
 	defer func() {
 		c.mu.Lock()
 		delete(c.watchers, w)
+		c.noteDelivered()
 		c.mu.Unlock()
 	}()
 	for {
@@ -252,6 +288,7 @@ func (c *core) watch(ctx context.Context, closed <-chan struct{}, sink func(Upda
 			u, ok = c.take(w)
 		}
 		repeat := twice()
+		w.busy = ok
 		c.mu.Unlock()
 		if !ok || ctx.Err() != nil {
 			continue
@@ -260,6 +297,37 @@ func (c *core) watch(ctx context.Context, closed <-chan struct{}, sink func(Upda
 			sink(copyUpdate(u))
 		}
 		sink(u)
+		c.mu.Lock()
+		w.busy = false
+		c.noteDelivered()
+		c.mu.Unlock()
+	}
+}
+
+// noteDelivered is called with mu held.
+func (c *core) noteDelivered() {
+	close(c.delivered)
+	c.delivered = make(chan struct{})
+}
+
+// awaitWatches waits until the watches of owner have delivered what there is now.
+func (c *core) awaitWatches(ctx context.Context, owner Store) error {
+	for {
+		c.mu.Lock()
+		behind := false
+		for w := range c.watchers {
+			behind = behind || w.owner == owner && (w.some || w.busy)
+		}
+		delivered := c.delivered
+		c.mu.Unlock()
+		if !behind {
+			return nil
+		}
+		select {
+		case <-delivered:
+		case <-ctx.Done():
+			return fmt.Errorf("waiting for the watches of the map: %w: %w", ErrUnavailable, ctx.Err())
+		}
 	}
 }
 
@@ -343,7 +411,7 @@ func (c *core) acks(id string) ([]switching.Ack, error) {
 	return acks, nil
 }
 
-func (c *core) forget(id string) error {
+func (c *core) forget(id string, now time.Time) error {
 	p, ok := c.proxies[id]
 	switch {
 	case !ok:
@@ -352,7 +420,26 @@ func (c *core) forget(id string) error {
 		return fmt.Errorf("proxy %s: %w", id, ErrLive)
 	}
 	delete(c.proxies, id)
+	c.tombs[p.ID+"@"+p.Incarnation] = Tombstone{ID: p.ID, Incarnation: p.Incarnation, At: now}
+	for key, tomb := range c.tombs {
+		if now.Sub(tomb.At) > TombstoneKept {
+			delete(c.tombs, key)
+		}
+	}
 	return nil
+}
+
+func (c *core) tombstones() []Tombstone {
+	all := slices.Collect(maps.Values(c.tombs))
+	SortTombstones(all)
+	return all
+}
+
+// SortTombstones puts tombstones into the order in which every store lists them: the oldest first.
+func SortTombstones(all []Tombstone) {
+	slices.SortFunc(all, func(a, b Tombstone) int {
+		return cmp.Or(a.At.Compare(b.At), strings.Compare(a.ID, b.ID), strings.Compare(a.Incarnation, b.Incarnation))
+	})
 }
 
 func (c *core) listProxies() []Proxy {
@@ -362,13 +449,6 @@ func (c *core) listProxies() []Proxy {
 	}
 	slices.SortFunc(all, func(a, b Proxy) int { return strings.Compare(a.ID, b.ID) })
 	return all
-}
-
-// SortAcks puts acks into the order in which every store lists them.
-func SortAcks(acks []switching.Ack) {
-	slices.SortFunc(acks, func(a, b switching.Ack) int {
-		return strings.Compare(a.Proxy+" "+a.Incarnation, b.Proxy+" "+b.Incarnation)
-	})
 }
 
 // NewTagKey makes a key for tagged broker addresses.

@@ -292,7 +292,7 @@ func (f *File) begin(ctx context.Context) error {
 // Watch implements Store.
 func (f *File) Watch(ctx context.Context, sink func(Update)) error {
 	never := func() bool { return false }
-	f.core.watch(ctx, f.closed, sink, never, never)
+	f.core.watch(ctx, f, f.closed, sink, never, never)
 	return nil
 }
 
@@ -358,29 +358,35 @@ func (f *File) Switches(ctx context.Context, limit int) ([]switching.Record, err
 	return f.core.switchRecords(limit), nil
 }
 
-// EndSwitch implements Store.
-func (f *File) EndSwitch(ctx context.Context, id string, state switching.State, ended time.Time, note string) error {
-	return f.write(ctx, id, record{End: &endRecord{ID: id, State: state, Ended: ended, Note: note}})
-}
-
-// PutAck implements Store.
-func (f *File) PutAck(ctx context.Context, id string, a switching.Ack) error {
-	if err := CheckID("proxy", a.Proxy); err != nil {
+// PutSwitch implements Store.
+func (f *File) PutSwitch(ctx context.Context, rec switching.Record) error {
+	if err := CheckRecord(rec); err != nil {
 		return err
 	}
-	return f.write(ctx, id, record{Ack: &ackRecord{ID: id, Ack: a}})
-}
-
-// write commits a record that belongs to switch id.
-func (f *File) write(ctx context.Context, id string, r record) error {
 	if err := f.begin(ctx); err != nil {
 		return err
 	}
 	defer f.core.mu.Unlock()
-	if _, err := f.core.switchRecord(id); err != nil {
+	r, err := f.core.putSwitchRecord(rec)
+	if err != nil {
 		return err
 	}
-	r.Seq = f.core.seq + 1
+	return f.commit(r)
+}
+
+// PutAck implements Store.
+func (f *File) PutAck(ctx context.Context, id string, a switching.Ack) error {
+	if err := CheckAck(a); err != nil {
+		return err
+	}
+	if err := f.begin(ctx); err != nil {
+		return err
+	}
+	defer f.core.mu.Unlock()
+	r, err := f.core.putAckRecord(id, a)
+	if err != nil {
+		return err
+	}
 	return f.commit(r)
 }
 
@@ -461,18 +467,24 @@ func (f *File) readHistory(first uint64, end int64) ([]HistoryEntry, error) {
 
 // Register implements Store. A file store has one member, this process, and forgets it with the process.
 func (f *File) Register(ctx context.Context, p Proxy) error {
-	if err := CheckID("proxy", p.ID); err != nil {
+	if err := CheckProxy(p); err != nil {
 		return err
 	}
 	if err := f.begin(ctx); err != nil {
 		return err
 	}
-	defer f.core.mu.Unlock()
-	p.Live = true
+	anew := f.registered != p.ID
 	delete(f.core.proxies, f.registered)
+	p.Live = true
 	f.core.proxies[p.ID] = p
 	f.registered = p.ID
-	return nil
+	f.core.mu.Unlock()
+	if !anew {
+		return nil
+	}
+	ctx, cancel := withDefaultTimeout(ctx)
+	defer cancel()
+	return f.core.awaitWatches(ctx, f)
 }
 
 // Unregister implements Store.
@@ -492,7 +504,7 @@ func (f *File) Forget(ctx context.Context, id string) error {
 		return err
 	}
 	defer f.core.mu.Unlock()
-	return f.core.forget(id)
+	return f.core.forget(id, time.Now())
 }
 
 // Proxies implements Store.
@@ -502,6 +514,36 @@ func (f *File) Proxies(ctx context.Context) ([]Proxy, error) {
 	}
 	defer f.core.mu.Unlock()
 	return f.core.listProxies(), nil
+}
+
+// Tombstones implements Store. There are none: the only member of a file store is this process.
+func (f *File) Tombstones(ctx context.Context) ([]Tombstone, error) {
+	if err := f.begin(ctx); err != nil {
+		return nil, err
+	}
+	defer f.core.mu.Unlock()
+	return f.core.tombstones(), nil
+}
+
+// Lease implements Store: nothing can come between this process and its directory, and no other process has it.
+func (f *File) Lease() time.Duration { return Forever }
+
+// Lead implements Store: only this process can lead.
+func (f *File) Lead(ctx context.Context, id string, lead func(context.Context)) error {
+	if err := CheckID("proxy", id); err != nil {
+		return err
+	}
+	f.core.lead(ctx, f.closed, id, func() bool { return !f.isClosed }, lead)
+	return nil
+}
+
+// Leader implements Store.
+func (f *File) Leader(ctx context.Context) (string, error) {
+	if err := f.begin(ctx); err != nil {
+		return "", err
+	}
+	defer f.core.mu.Unlock()
+	return f.core.leaderID(), nil
 }
 
 // TagKey implements Store.
@@ -543,6 +585,7 @@ func (f *File) Close() error {
 	}
 	f.isClosed = true
 	close(f.closed)
+	f.core.election.elect()
 	err := f.journal.roll()
 	snapping := f.snapping
 	f.core.mu.Unlock()

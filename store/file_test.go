@@ -97,7 +97,7 @@ func TestFileKeepsEverythingOverAReopen(t *testing.T) {
 		f := openFile(t, dir)
 		set(t, f, 1, 0, 1)
 		rule := Rule("tenant", "b")
-		c := Change{Rules: []RuleChange{{Scope: "tenant", After: &rule}}, Switch: &switching.Record{ID: "s-1", Topic: "tenant", Started: time.Unix(5, 0).UTC()}}
+		c := Change{Rules: []RuleChange{{Scope: "tenant", After: &rule}}, Switch: &switching.Record{ID: "s-1", Rev: 1, Topic: "tenant", Started: time.Unix(5, 0).UTC()}}
 		if err := f.Apply(context.Background(), c); err != nil {
 			t.Fatal(err)
 		}
@@ -105,7 +105,8 @@ func TestFileKeepsEverythingOverAReopen(t *testing.T) {
 		if err := f.PutAck(context.Background(), "s-1", ack); err != nil {
 			t.Fatal(err)
 		}
-		if err := f.EndSwitch(context.Background(), "s-1", switching.StateDone, time.Unix(9, 0).UTC(), "fine"); err != nil {
+		rec := switching.Record{ID: "s-1", Rev: 2, Topic: "tenant", State: switching.StateDone, Ended: time.Unix(9, 0).UTC(), Note: "fine"}
+		if err := f.PutSwitch(context.Background(), rec); err != nil {
 			t.Fatal(err)
 		}
 		key, err := f.TagKey(context.Background())

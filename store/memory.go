@@ -23,6 +23,7 @@ type Memory struct {
 	// Guarded by core.mu:
 	faults     Faults
 	registered string // id of the proxy that this handle announced
+	expired    bool   // the session has ended; Register begins another one
 	contact    time.Time
 
 	closed    chan struct{}
@@ -35,13 +36,23 @@ type Faults struct {
 	Err error
 	// Hang makes every operation wait for the end of its context and then fail with ErrUnavailable.
 	Hang bool
-	// LoseAnswers makes Apply write and then fail with ErrUnavailable and ErrUnknown.
+	// LoseAnswers makes Apply, PutSwitch and PutAck write and then fail with ErrUnavailable and ErrUnknown.
 	LoseAnswers bool
+	// Only limits the three above to these operations, by the names of Store's methods; nil: all of them. "Lead" stands
+	// for the leadership: a handle that it fails for does not lead, and ceases to.
+	Only []string
+	// NoLease takes the lease away.
+	NoLease bool
 	// HoldWatches keeps updates from this handle's watches; afterwards only the last values arrive.
 	HoldWatches bool
 	// RepeatUpdates makes every update arrive twice.
 	RepeatUpdates bool
 }
+
+func (f Faults) concern(op string) bool { return f.Only == nil || slices.Contains(f.Only, op) }
+
+// away tells whether op fails or hangs.
+func (f Faults) away(op string) bool { return (f.Hang || f.Err != nil) && f.concern(op) }
 
 // NewMemory makes an empty store.
 func NewMemory() *Memory {
@@ -59,7 +70,26 @@ func (m *Memory) SetFaults(f Faults) {
 	m.core.mu.Lock()
 	defer m.core.mu.Unlock()
 	m.faults = f
+	m.core.election.elect()
 	m.core.wake()
+}
+
+// Expire ends the session of this handle, as a server does that has not heard of a process for too long: its registration
+// is not live, it has no lease and does not lead, until it registers again.
+func (m *Memory) Expire() {
+	m.core.mu.Lock()
+	defer m.core.mu.Unlock()
+	m.expired = true
+	m.disconnect()
+	m.core.election.elect()
+}
+
+// disconnect is called with core.mu held.
+func (m *Memory) disconnect() {
+	if p, ok := m.core.proxies[m.registered]; ok {
+		p.Live = false
+		m.core.proxies[p.ID] = p
+	}
 }
 
 // SetBad makes a bucket (or BadRules) unusable, for all handles; nil mends it.
@@ -89,18 +119,19 @@ func (m *Memory) Redeliver() {
 	m.core.markAll()
 }
 
-// begin starts an operation: it returns with core.mu locked, or an error.
-func (m *Memory) begin(ctx context.Context) error {
+// begin starts the operation of that name: it returns with core.mu locked, or an error.
+func (m *Memory) begin(ctx context.Context, op string) error {
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}
 	m.core.mu.Lock()
 	faults := m.faults
+	if !faults.concern(op) {
+		faults = Faults{}
+	}
 	err := faults.Err
-	select {
-	case <-m.closed:
+	if m.isClosed() {
 		err = ErrClosed
-	default:
 	}
 	if err != nil {
 		m.core.mu.Unlock()
@@ -123,14 +154,14 @@ func (m *Memory) begin(ctx context.Context) error {
 
 // Watch implements Store.
 func (m *Memory) Watch(ctx context.Context, sink func(Update)) error {
-	away := func() bool { return m.faults.HoldWatches || m.faults.Hang || m.faults.Err != nil }
-	m.core.watch(ctx, m.closed, sink, away, func() bool { return m.faults.RepeatUpdates })
+	away := func() bool { return m.faults.HoldWatches || m.faults.away("Watch") }
+	m.core.watch(ctx, m, m.closed, sink, away, func() bool { return m.faults.RepeatUpdates })
 	return nil
 }
 
 // Entry implements Store.
 func (m *Memory) Entry(ctx context.Context, topic string) (route.Entry, bool, error) {
-	if err := m.begin(ctx); err != nil {
+	if err := m.begin(ctx, "Entry"); err != nil {
 		return route.Entry{}, false, err
 	}
 	defer m.core.mu.Unlock()
@@ -140,7 +171,7 @@ func (m *Memory) Entry(ctx context.Context, topic string) (route.Entry, bool, er
 
 // Entries implements Store.
 func (m *Memory) Entries(ctx context.Context) ([]route.Entry, error) {
-	if err := m.begin(ctx); err != nil {
+	if err := m.begin(ctx, "Entries"); err != nil {
 		return nil, err
 	}
 	defer m.core.mu.Unlock()
@@ -149,7 +180,7 @@ func (m *Memory) Entries(ctx context.Context) ([]route.Entry, error) {
 
 // Rules implements Store.
 func (m *Memory) Rules(ctx context.Context) ([]route.Rule, error) {
-	if err := m.begin(ctx); err != nil {
+	if err := m.begin(ctx, "Rules"); err != nil {
 		return nil, err
 	}
 	defer m.core.mu.Unlock()
@@ -161,7 +192,7 @@ func (m *Memory) Apply(ctx context.Context, c Change) error {
 	if err := c.Validate(); err != nil {
 		return err
 	}
-	if err := m.begin(ctx); err != nil {
+	if err := m.begin(ctx, "Apply"); err != nil {
 		return err
 	}
 	defer m.core.mu.Unlock()
@@ -174,7 +205,12 @@ func (m *Memory) Apply(ctx context.Context, c Change) error {
 	if len(*m.history) > maxMemoryHistory {
 		*m.history = (*m.history)[1:]
 	}
-	if m.faults.LoseAnswers {
+	return m.answer("Apply")
+}
+
+// answer is what a write that was carried out returns. core.mu is held.
+func (m *Memory) answer(op string) error {
+	if m.faults.LoseAnswers && m.faults.concern(op) {
 		return fmt.Errorf("%w: %w", ErrUnavailable, ErrUnknown)
 	}
 	return nil
@@ -182,7 +218,7 @@ func (m *Memory) Apply(ctx context.Context, c Change) error {
 
 // Switch implements Store.
 func (m *Memory) Switch(ctx context.Context, id string) (switching.Record, error) {
-	if err := m.begin(ctx); err != nil {
+	if err := m.begin(ctx, "Switch"); err != nil {
 		return switching.Record{}, err
 	}
 	defer m.core.mu.Unlock()
@@ -191,43 +227,50 @@ func (m *Memory) Switch(ctx context.Context, id string) (switching.Record, error
 
 // Switches implements Store.
 func (m *Memory) Switches(ctx context.Context, limit int) ([]switching.Record, error) {
-	if err := m.begin(ctx); err != nil {
+	if err := m.begin(ctx, "Switches"); err != nil {
 		return nil, err
 	}
 	defer m.core.mu.Unlock()
 	return m.core.switchRecords(limit), nil
 }
 
-// EndSwitch implements Store.
-func (m *Memory) EndSwitch(ctx context.Context, id string, state switching.State, ended time.Time, note string) error {
-	return m.write(ctx, id, record{End: &endRecord{ID: id, State: state, Ended: ended, Note: note}})
+// PutSwitch implements Store.
+func (m *Memory) PutSwitch(ctx context.Context, rec switching.Record) error {
+	if err := CheckRecord(rec); err != nil {
+		return err
+	}
+	if err := m.begin(ctx, "PutSwitch"); err != nil {
+		return err
+	}
+	defer m.core.mu.Unlock()
+	r, err := m.core.putSwitchRecord(rec)
+	if err != nil {
+		return err
+	}
+	m.core.apply(r)
+	return m.answer("PutSwitch")
 }
 
 // PutAck implements Store.
 func (m *Memory) PutAck(ctx context.Context, id string, a switching.Ack) error {
-	if err := CheckID("proxy", a.Proxy); err != nil {
+	if err := CheckAck(a); err != nil {
 		return err
 	}
-	return m.write(ctx, id, record{Ack: &ackRecord{ID: id, Ack: a}})
-}
-
-// write applies a record that belongs to switch id.
-func (m *Memory) write(ctx context.Context, id string, r record) error {
-	if err := m.begin(ctx); err != nil {
+	if err := m.begin(ctx, "PutAck"); err != nil {
 		return err
 	}
 	defer m.core.mu.Unlock()
-	if _, err := m.core.switchRecord(id); err != nil {
+	r, err := m.core.putAckRecord(id, a)
+	if err != nil {
 		return err
 	}
-	r.Seq = m.core.seq + 1
 	m.core.apply(r)
-	return nil
+	return m.answer("PutAck")
 }
 
 // Acks implements Store.
 func (m *Memory) Acks(ctx context.Context, id string) ([]switching.Ack, error) {
-	if err := m.begin(ctx); err != nil {
+	if err := m.begin(ctx, "Acks"); err != nil {
 		return nil, err
 	}
 	defer m.core.mu.Unlock()
@@ -236,7 +279,7 @@ func (m *Memory) Acks(ctx context.Context, id string) ([]switching.Ack, error) {
 
 // History implements Store.
 func (m *Memory) History(ctx context.Context, limit int) ([]HistoryEntry, error) {
-	if err := m.begin(ctx); err != nil {
+	if err := m.begin(ctx, "History"); err != nil {
 		return nil, err
 	}
 	defer m.core.mu.Unlock()
@@ -248,25 +291,32 @@ func (m *Memory) History(ctx context.Context, limit int) ([]HistoryEntry, error)
 
 // Register implements Store.
 func (m *Memory) Register(ctx context.Context, p Proxy) error {
-	if err := CheckID("proxy", p.ID); err != nil {
+	if err := CheckProxy(p); err != nil {
 		return err
 	}
-	if err := m.begin(ctx); err != nil {
+	ctx, cancel := withDefaultTimeout(ctx)
+	defer cancel()
+	if err := m.begin(ctx, "Register"); err != nil {
 		return err
 	}
-	defer m.core.mu.Unlock()
-	p.Live = true
+	anew := m.expired || m.registered != p.ID
 	if m.registered != "" && m.registered != p.ID {
 		delete(m.core.proxies, m.registered)
 	}
+	p.Live = true
 	m.core.proxies[p.ID] = p
-	m.registered = p.ID
-	return nil
+	m.registered, m.expired = p.ID, false
+	m.core.election.elect()
+	m.core.mu.Unlock()
+	if !anew {
+		return nil
+	}
+	return m.core.awaitWatches(ctx, m)
 }
 
 // Unregister implements Store.
 func (m *Memory) Unregister(ctx context.Context) error {
-	if err := m.begin(ctx); err != nil {
+	if err := m.begin(ctx, "Unregister"); err != nil {
 		return err
 	}
 	defer m.core.mu.Unlock()
@@ -277,25 +327,71 @@ func (m *Memory) Unregister(ctx context.Context) error {
 
 // Forget implements Store.
 func (m *Memory) Forget(ctx context.Context, id string) error {
-	if err := m.begin(ctx); err != nil {
+	if err := m.begin(ctx, "Forget"); err != nil {
 		return err
 	}
 	defer m.core.mu.Unlock()
-	return m.core.forget(id)
+	return m.core.forget(id, time.Now())
 }
 
 // Proxies implements Store.
 func (m *Memory) Proxies(ctx context.Context) ([]Proxy, error) {
-	if err := m.begin(ctx); err != nil {
+	if err := m.begin(ctx, "Proxies"); err != nil {
 		return nil, err
 	}
 	defer m.core.mu.Unlock()
 	return m.core.listProxies(), nil
 }
 
+// Tombstones implements Store.
+func (m *Memory) Tombstones(ctx context.Context) ([]Tombstone, error) {
+	if err := m.begin(ctx, "Tombstones"); err != nil {
+		return nil, err
+	}
+	defer m.core.mu.Unlock()
+	return m.core.tombstones(), nil
+}
+
+// Lease implements Store: it has one that never ends, but for faults.
+func (m *Memory) Lease() time.Duration {
+	m.core.mu.Lock()
+	defer m.core.mu.Unlock()
+	if m.faults.NoLease || m.expired {
+		return 0
+	}
+	return Forever
+}
+
+// Lead implements Store.
+func (m *Memory) Lead(ctx context.Context, id string, lead func(context.Context)) error {
+	if err := CheckID("proxy", id); err != nil {
+		return err
+	}
+	m.core.lead(ctx, m.closed, id, func() bool { return !m.isClosed() && !m.expired && !m.faults.away("Lead") }, lead)
+	return nil
+}
+
+func (m *Memory) isClosed() bool {
+	select {
+	case <-m.closed:
+		return true
+	default:
+		return false
+	}
+}
+
+// Leader implements Store.
+func (m *Memory) Leader(ctx context.Context) (string, error) {
+	if err := m.begin(ctx, "Leader"); err != nil {
+		return "", err
+	}
+	defer m.core.mu.Unlock()
+	return m.core.leaderID(), nil
+}
+
 // TagKey implements Store.
 func (m *Memory) TagKey(ctx context.Context) ([]byte, error) {
-	if err := m.begin(ctx); err != nil {
+	if err := m.begin(ctx, "TagKey"); err != nil {
 		return nil, err
 	}
 	defer m.core.mu.Unlock()
@@ -310,15 +406,13 @@ func (m *Memory) Status() Status {
 	m.core.mu.Lock()
 	defer m.core.mu.Unlock()
 	s := Status{Kind: "memory", Connected: true, Contact: m.contact}
-	select {
-	case <-m.closed:
+	if m.isClosed() {
 		s.Connected, s.Detail = false, "closed"
-	default:
 	}
 	switch {
-	case m.faults.Err != nil:
+	case m.faults.Err != nil && m.faults.Only == nil:
 		s.Connected, s.Detail = false, m.faults.Err.Error()
-	case m.faults.Hang:
+	case m.faults.Hang && m.faults.Only == nil:
 		s.Connected, s.Detail = false, "hanging"
 	case s.Connected:
 		s.Contact = time.Now()
@@ -331,11 +425,9 @@ func (m *Memory) Close() error {
 	m.closeOnce.Do(func() {
 		m.core.mu.Lock()
 		defer m.core.mu.Unlock()
-		if p, ok := m.core.proxies[m.registered]; ok {
-			p.Live = false
-			m.core.proxies[p.ID] = p
-		}
+		m.disconnect()
 		close(m.closed)
+		m.core.election.elect()
 	})
 	return nil
 }

@@ -9,6 +9,7 @@ package store
 import (
 	"context"
 	"errors"
+	"math"
 	"time"
 
 	"pointsman/core/route"
@@ -24,6 +25,8 @@ var (
 	ErrUnavailable = errors.New("the map store cannot be reached")
 	// ErrUnknown: the answer to a write was lost; read before repeating.
 	ErrUnknown = errors.New("the outcome of the write is unknown")
+	// ErrMoving: the change touches an entry that is prepared or fenced without being a step of its switch.
+	ErrMoving = errors.New("the topic is in the middle of a switch")
 	// ErrLive: the proxy to be forgotten is registered.
 	ErrLive = errors.New("the proxy is alive")
 	// ErrNotFound: no such switch, proxy or key.
@@ -102,7 +105,8 @@ const MaxChange = 128
 type Change struct {
 	Entries []EntryChange
 	Rules   []RuleChange
-	// Switch, when not nil, is created in the same write (an existing id is a conflict).
+	// Switch, when not nil, is written in the same write, under the rule of PutSwitch. A change to or from a prepared or
+	// fenced entry must carry the record of the switch that the entry names: it is that switch's own step.
 	Switch *switching.Record
 	Who    string
 	Why    string
@@ -132,8 +136,16 @@ type Proxy struct {
 	Digest      string    `json:"map_digest"` // of the map it serves: route.Table.Digest
 	Entries     int       `json:"entries"`
 	Started     time.Time `json:"started"`
-	// Live is false for a member whose ephemeral registration is gone.
+	// Live: the member is connected, and what is connected is the incarnation that its member entry names. False may
+	// mean that it is cut off and still serves.
 	Live bool `json:"live"`
+}
+
+// Tombstone is what is left of a forgotten member: what it had sent may still be on its way.
+type Tombstone struct {
+	ID          string    `json:"id"`
+	Incarnation string    `json:"incarnation"`
+	At          time.Time `json:"at"` // when it was forgotten
 }
 
 // Status is how a store is doing.
@@ -146,7 +158,7 @@ type Status struct {
 }
 
 // Store is the whole interface. All methods may be called from any goroutine. Every method that takes a context
-// returns by its deadline, and after DefaultTimeout at the latest.
+// returns by its deadline, and after DefaultTimeout at the latest (Watch and Lead excepted).
 type Store interface {
 	// Watch calls sink, from one goroutine at a time, with the map and then with its changes until ctx ends or the
 	// store is closed; then it returns nil, when no call of sink is running any more. The contract:
@@ -175,26 +187,46 @@ type Store interface {
 	Switch(ctx context.Context, id string) (switching.Record, error)
 	// Switches lists the records, newest first, at most limit.
 	Switches(ctx context.Context, limit int) ([]switching.Record, error)
-	// EndSwitch replaces the mutable part (State, Ended, Note) of a record; ErrNotFound.
-	EndSwitch(ctx context.Context, id string, state switching.State, ended time.Time, note string) error
-	// PutAck writes or replaces the ack of one proxy; ErrNotFound when there is no such switch.
+	// PutSwitch writes a record over the one with the revision before: revision 1 creates, revision n replaces n−1. Anything
+	// else is a *ConflictError.
+	PutSwitch(ctx context.Context, r switching.Record) error
+	// PutAck writes or replaces the ack of one process for one phase of one attempt (AckName); ErrNotFound when
+	// there is no such switch.
 	PutAck(ctx context.Context, id string, a switching.Ack) error
-	// Acks reads the acks of a switch.
+	// Acks reads the acks of a switch, as of now.
 	Acks(ctx context.Context, id string) ([]switching.Ack, error)
 
 	// History reads the newest changes, newest first, at most limit. It is bounded: the oldest are dropped, and with
-	// them the records of the switches that they created.
+	// them the records of the switches that began then and are over.
 	History(ctx context.Context, limit int) ([]HistoryEntry, error)
 
-	// Register announces a proxy and keeps the announcement alive over session loss until Unregister or Close;
-	// calling it again replaces what is announced. After ErrUnavailable the announcement follows when the store is back.
+	// Register makes this process a member and keeps it announced over session loss until Unregister or Close; calling it
+	// again replaces what is announced. When it returns nil, the member is on the roster, this process is announced in
+	// the present session, and every watch that runs has delivered the map as it was after that: whoever registers
+	// before it serves cannot be overlooked by a switch. After ErrUnavailable all of it follows when the store is back.
 	Register(ctx context.Context, p Proxy) error
-	// Unregister ends the membership (clean stop). Without a registration it does nothing.
+	// Unregister ends the membership (clean stop, after the last connection). Without a registration it does nothing.
 	Unregister(ctx context.Context) error
-	// Forget ends the membership of a proxy that will not come back; ErrNotFound, and ErrLive for one that is here.
+	// Forget ends the membership of a process that is dead and whose copy of the map is destroyed, and leaves a tombstone;
+	// ErrNotFound, and ErrLive for one that is connected.
 	Forget(ctx context.Context, id string) error
-	// Proxies lists all members, live or not.
+	// Tombstones lists what Forget has left, for TombstoneKept at least.
+	Tombstones(ctx context.Context) ([]Tombstone, error)
+	// Proxies lists all members, live or not, as of now.
 	Proxies(ctx context.Context) ([]Proxy, error)
+
+	// Lease is until when, on the clock of Boottime, this process may act on a prepared entry that it knows; 0: it may
+	// not. It is ⅔ of the session time-out from the sending of the last answered write or sync, in a session in which
+	// the process is announced and all its watches have delivered the map since. It may shrink to 0 at any time and
+	// costs an atomic load. A store of one node always has one.
+	Lease() time.Duration
+	// Lead campaigns for the leadership until ctx ends or the store is closed; then it returns nil. While this process
+	// leads, lead runs, with a context that ends as soon as another process may lead. Lead waits for lead to return; then
+	// the leadership is released, and after a pause it campaigns again. At most one of the functions whose context has
+	// not ended runs in all processes, as far as clocks and schedulers allow: writes must be conditional all the same.
+	Lead(ctx context.Context, id string, lead func(ctx context.Context)) error
+	// Leader is the id of the process that leads, as of now; "" when nobody does.
+	Leader(ctx context.Context) (id string, err error)
 
 	// TagKey returns the shared key for tagged broker addresses, creating it when there is none.
 	TagKey(ctx context.Context) ([]byte, error)
@@ -203,5 +235,16 @@ type Store interface {
 	Close() error
 }
 
-// DefaultTimeout bounds every store operation but Watch.
-const DefaultTimeout = 10 * time.Second
+const (
+	// DefaultTimeout bounds every store operation but Watch and Lead.
+	DefaultTimeout = 10 * time.Second
+	// MinSessionTimeout is the shortest session that gives leases in production: shorter ones end in a pause of a
+	// garbage collection or of a virtual machine.
+	MinSessionTimeout = 10 * time.Second
+	// Forever is the lease of a store that cannot be cut off from its process.
+	Forever time.Duration = math.MaxInt64
+	// TombstoneKept is how long a tombstone is kept at least: much longer than a message can be on its way.
+	TombstoneKept = 7 * 24 * time.Hour
+	// LeadPause is between the end of a leadership and the next campaign of the same process.
+	LeadPause = time.Second
+)

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-zookeeper/zk"
@@ -41,7 +42,9 @@ type found struct {
 	rulesStat *zk.Stat // nil: not read
 	segment   int64
 	headStat  *zk.Stat
-	record    *switching.Record // of the change's own switch id
+	record    *switching.Record // of the change's own switch id; nil: there is none
+
+	recordNode node
 }
 
 func (b *found) entry(topic string) (route.Entry, bool) {
@@ -57,8 +60,7 @@ func (b *found) rule(scope string) (route.Rule, bool) {
 }
 
 // Apply implements store.Store: one write of all buckets, the rules, the switch and the history entry, on condition of
-// the versions that were read. A version that has changed is most often a neighbour's change, so what is stored is read
-// and compared again.
+// the versions that were read.
 func (s *Store) Apply(ctx context.Context, c store.Change) error {
 	if err := c.Validate(); err != nil {
 		return err
@@ -71,61 +73,128 @@ func (s *Store) Apply(ctx context.Context, c store.Change) error {
 	if err := s.boot(ctx); err != nil {
 		return err
 	}
+	return s.write(ctx, "applying the change", &changeWrite{s: s, change: c})
+}
+
+// conditional is a write that depends on what is stored.
+type conditional interface {
+	// look reads, as of now, everything that the write depends on; the others judge by what it found.
+	look(ctx context.Context) error
+	// done tells whether the write has been carried out already: asked when an answer was lost.
+	done() bool
+	// conflict tells why it must not be.
+	conflict() error
+	// ops are its operations, all on condition of what was found.
+	ops() ([]any, error)
+	written(results []zk.MultiResponse, ops []any)
+}
+
+// write carries w out as one write. A version that has changed since it was read is most often a neighbour's change, so what
+// is stored is read and compared again.
+func (s *Store) write(ctx context.Context, what string, w conditional) error {
 	lost := false // an answer was lost: an earlier attempt may have been carried out
 	for attempt := 0; ; attempt++ {
 		if attempt > 0 {
 			if err := pause(ctx, time.Duration(rand.Int64N(int64(min(attempt, 20))*int64(2*time.Millisecond)))); err != nil {
-				return s.applyError(ctx, err, lost)
+				return s.writeError(ctx, what, err, lost)
 			}
 		}
-		b, err := s.before(ctx, c)
-		if err != nil {
-			return s.applyError(ctx, err, lost)
+		if err := w.look(ctx); err != nil {
+			return s.writeError(ctx, what, err, lost)
 		}
-		if lost && b.applied(c) {
+		if lost && w.done() {
 			return nil
 		}
-		conflict := b.conflict(c)
+		conflict := w.conflict()
 		if conflict != nil && lost {
-			return fmt.Errorf("applying the change: %w: its answer was lost, and what is stored is neither as before nor as after it: %w",
-				store.ErrUnknown, conflict)
+			return fmt.Errorf("%s: %w: its answer was lost, and what is stored is neither as before nor as after it: %w",
+				what, store.ErrUnknown, conflict)
 		}
 		if conflict != nil {
 			return conflict
 		}
-		ops, historyAt, err := s.writes(b, c)
+		ops, err := w.ops()
 		if err != nil {
 			return err
 		}
 		results, err := call(ctx, s.client, func(conn *zk.Conn) ([]zk.MultiResponse, error) { return conn.Multi(ops...) })
 		switch {
 		case err == nil:
-			s.wrote(b, results[historyAt].String, ops[historyAt].(*zk.CreateRequest).Data)
+			w.written(results, ops)
 			return nil
 		case errors.Is(err, zk.ErrBadVersion), errors.Is(err, zk.ErrNodeExists), errors.Is(err, zk.ErrNoNode):
 			continue // not carried out
 		case errors.Is(err, zk.ErrNoServer):
 			continue // not sent
 		case errors.Is(err, errNotSent):
-			return s.applyError(ctx, err, lost)
+			return s.writeError(ctx, what, err, lost)
 		case ctx.Err() != nil, errors.Is(err, store.ErrClosed):
-			return s.applyError(ctx, err, true)
+			return s.writeError(ctx, what, err, true)
 		case lostAnswer(err):
 			lost = true
 		default:
-			return s.applyError(ctx, err, lost)
+			return s.writeError(ctx, what, err, lost)
 		}
 	}
 }
 
-func (s *Store) applyError(ctx context.Context, err error, lost bool) error {
+func (s *Store) writeError(ctx context.Context, what string, err error, lost bool) error {
 	if !errors.Is(err, store.ErrUnavailable) {
-		err = s.client.describe(ctx, "applying the change", err)
+		err = s.client.describe(ctx, what, err)
 	}
 	if lost {
 		return fmt.Errorf("%w; %w: an answer was lost", err, store.ErrUnknown)
 	}
 	return err
+}
+
+// batch gathers the operations of a write.
+type batch struct {
+	ops  []any
+	size int
+}
+
+func newBatch() *batch { return &batch{} }
+
+func (b *batch) add(path string, data []byte, op any) {
+	b.size += opOverhead + len(path) + len(data)
+	b.ops = append(b.ops, op)
+}
+
+// changeWrite is an Apply.
+type changeWrite struct {
+	s      *Store
+	change store.Change
+	found  *found
+}
+
+func (w *changeWrite) look(ctx context.Context) (err error) {
+	w.found, err = w.s.before(ctx, w.change)
+	return err
+}
+
+func (w *changeWrite) done() bool {
+	if w.change.Switch != nil {
+		return w.found.holds(*w.change.Switch)
+	}
+	return w.change.Applied(w.found.entry, w.found.rule)
+}
+
+func (w *changeWrite) conflict() error {
+	// The entry first: it is the truth, and a record may lag.
+	if conflict := w.change.Conflict(w.found.entry, w.found.rule); conflict != nil {
+		return conflict
+	}
+	if w.change.Switch != nil {
+		return w.found.recordConflict(*w.change.Switch)
+	}
+	return nil
+}
+
+func (w *changeWrite) ops() ([]any, error) { return w.s.writes(w.found, w.change) }
+
+func (w *changeWrite) written(results []zk.MultiResponse, ops []any) {
+	w.s.wrote(w.found, results[len(results)-1].String, ops[len(ops)-1].(*zk.CreateRequest).Data)
 }
 
 // before reads, as of now, everything that c depends on.
@@ -164,102 +233,85 @@ func (s *Store) before(ctx context.Context, c store.Change) (*found, error) {
 		return nil, err
 	}
 	if c.Switch != nil {
-		r, _, err := s.record(ctx, c.Switch.ID)
-		if err == nil {
-			b.record = &r
-		} else if !errors.Is(err, store.ErrNotFound) {
-			return nil, err
-		}
+		err = s.findRecord(ctx, b, c.Switch.ID)
 	}
-	return b, nil
+	return b, err
 }
 
-func (b *found) conflict(c store.Change) error {
-	if b.record != nil {
-		return store.SwitchConflict(c.Switch.ID)
-	}
-	if conflict := c.Conflict(b.entry, b.rule); conflict != nil {
-		return conflict
-	}
-	return nil
-}
-
-// applied tells whether an attempt whose answer was lost was carried out.
-func (b *found) applied(c store.Change) bool {
-	if c.Switch == nil {
-		return c.Applied(b.entry, b.rule)
-	}
-	// The record was made by the same write; nobody else makes one with that id, topic, epoch and time of start.
-	r := b.record
-	return r != nil && r.Topic == c.Switch.Topic && r.Epoch == c.Switch.Epoch && r.Started.Equal(c.Switch.Started)
-}
-
-// writes are the operations that carry c out; historyAt is the one that writes the history entry. It alters b.
-func (s *Store) writes(b *found, c store.Change) (ops []any, historyAt int, err error) {
+// writes are the operations that carry c out; the last one writes the history entry. It alters b.
+func (s *Store) writes(b *found, c store.Change) ([]any, error) {
+	out := newBatch()
 	for _, e := range c.Entries {
 		b.buckets[route.Bucket(e.Topic)].Set(e.Topic, e.After)
-	}
-	size := 0
-	add := func(path string, data []byte, op any) {
-		size += opOverhead + len(path) + len(data)
-		ops = append(ops, op)
 	}
 	for index, bucket := range b.buckets {
 		path, stat := s.bucketPath(index), b.stats[index]
 		if bucket.Len() == 0 {
 			if stat != nil {
-				add(path, nil, &zk.DeleteRequest{Path: path, Version: stat.Version})
+				out.add(path, nil, &zk.DeleteRequest{Path: path, Version: stat.Version})
 			}
 			continue
 		}
 		data := bucket.Append(nil)
 		switch {
 		case len(data) > store.MaxBucketBytes:
-			return nil, 0, fmt.Errorf("bucket %04d would have %d bytes with %d entries, more than the %d that a bucket may have: "+
+			return nil, fmt.Errorf("bucket %04d would have %d bytes with %d entries, more than the %d that a bucket may have: "+
 				"replace entries by namespace rules", index, len(data), bucket.Len(), store.MaxBucketBytes)
 		case stat == nil:
-			add(path, data, &zk.CreateRequest{Path: path, Data: data, Acl: s.acl})
+			out.add(path, data, &zk.CreateRequest{Path: path, Data: data, Acl: s.acl})
 		default:
-			add(path, data, &zk.SetDataRequest{Path: path, Data: data, Version: stat.Version})
+			out.add(path, data, &zk.SetDataRequest{Path: path, Data: data, Version: stat.Version})
 		}
 	}
 	if len(c.Rules) > 0 {
 		data, err := encodeRules(changeRules(b.rules, c.Rules))
 		if err != nil {
-			return nil, 0, err
+			return nil, err
 		}
 		if len(data) > maxRulesBytes {
-			return nil, 0, fmt.Errorf("the rules would have %d bytes, more than the %d that they may have: remove some", len(data), maxRulesBytes)
+			return nil, fmt.Errorf("the rules would have %d bytes, more than the %d that they may have: remove some", len(data), maxRulesBytes)
 		}
 		path := s.root + "/rules"
-		add(path, data, &zk.SetDataRequest{Path: path, Data: data, Version: b.rulesStat.Version})
+		out.add(path, data, &zk.SetDataRequest{Path: path, Data: data, Version: b.rulesStat.Version})
 	}
-	kind := "c-"
+	kind := kindChange
 	if c.Switch != nil {
-		kind = "s-"
-		data, err := encodeJSON(c.Switch)
-		if err != nil {
-			return nil, 0, err
+		if c.Switch.Rev == 1 {
+			kind = kindSwitch
 		}
-		path := s.switchPath(c.Switch.ID)
-		add(path, data, &zk.CreateRequest{Path: path, Data: data, Acl: s.acl})
-		add(path+"/acks", nil, &zk.CreateRequest{Path: path + "/acks", Acl: s.acl})
+		if err := s.addRecord(out, b, *c.Switch); err != nil {
+			return nil, err
+		}
 	}
-	data, err := encodeJSON(c.HistoryEntry(0, c.At))
+	if err := s.addHistory(out, b, kind, c.HistoryEntry(0, c.At)); err != nil {
+		return nil, err
+	}
+	if out.size > maxWrite {
+		return nil, fmt.Errorf("%w: it needs %d bytes in %d buckets, ZooKeeper takes %d", store.ErrTooLarge, out.size, len(b.buckets), maxWrite)
+	}
+	return out.ops, nil
+}
+
+// The kinds of history entries, the first letter of their names: changes, changes that made a switch, and switches that
+// were made without a change.
+const (
+	kindChange  = "c"
+	kindSwitch  = "s"
+	kindRequest = "r"
+)
+
+// addHistory writes a history entry. The segment that is written to must still be the newest one, or the order of the
+// history would not be that of the changes.
+func (s *Store) addHistory(b *batch, f *found, kind string, h store.HistoryEntry) error {
+	data, err := encodeJSON(h)
 	if err != nil {
-		return nil, 0, err
+		return err
 	}
-	// The segment that is written to must still be the newest one, or the order of the history would not be that of the
-	// changes.
 	head := s.root + "/history"
-	add(head, nil, &zk.CheckVersionRequest{Path: head, Version: b.headStat.Version})
-	historyAt = len(ops)
-	path := s.segmentPath(b.segment) + "/" + kind
-	add(path, data, &zk.CreateRequest{Path: path, Data: data, Acl: s.acl, Flags: zk.FlagSequence})
-	if size > maxWrite {
-		return nil, 0, fmt.Errorf("%w: it needs %d bytes in %d buckets, ZooKeeper takes %d", store.ErrTooLarge, size, len(b.buckets), maxWrite)
-	}
-	return ops, historyAt, nil
+	b.add(head, nil, &zk.CheckVersionRequest{Path: head, Version: f.headStat.Version})
+	path := s.segmentPath(f.segment) + "/" + kind + "-"
+	b.add(path, data, &zk.CreateRequest{Path: path, Data: data, Acl: s.acl, Flags: zk.FlagSequence})
+	return nil
 }
 
 func changeRules(rules []route.Rule, changes []store.RuleChange) []route.Rule {
@@ -339,31 +391,48 @@ func (s *Store) rollHistory(ctx context.Context, b *found) error {
 	return nil
 }
 
-// dropSegment removes a segment and the switches that its changes made, in an order that can be taken up again.
+// dropSegment removes a segment and the switches that began in it, in an order that can be taken up again. Switches that
+// are not over stay, and with them their entries and the segment: the next roll tries again.
 func (s *Store) dropSegment(ctx context.Context, segment int64) error {
 	path := s.segmentPath(segment)
-	names, err := s.historyNames(ctx, segment, "")
+	names, err := s.historyNames(ctx, segment, kindChange+kindSwitch+kindRequest)
 	if err != nil {
 		return err
 	}
+	var kept atomic.Int64
 	err = parallel(len(names), func(i int) error {
-		if strings.HasPrefix(names[i], "s-") {
-			h, err := s.historyEntry(ctx, segment, names[i])
+		if !strings.HasPrefix(names[i], kindChange) {
+			running, err := s.dropSwitchOf(ctx, segment, names[i])
 			if err != nil {
 				return err
 			}
-			if h.Switch != "" && store.CheckID("switch", h.Switch) == nil {
-				if err := s.dropSwitch(ctx, h.Switch); err != nil {
-					return err
-				}
+			if running {
+				kept.Add(1)
+				return nil
 			}
 		}
 		return s.delete(ctx, path+"/"+names[i])
 	})
-	if err != nil {
+	if err != nil || kept.Load() > 0 {
 		return err
 	}
 	return s.delete(ctx, path)
+}
+
+// dropSwitchOf removes the switch of a history entry unless it is running.
+func (s *Store) dropSwitchOf(ctx context.Context, segment int64, name string) (running bool, err error) {
+	h, err := s.historyEntry(ctx, segment, name)
+	if err != nil || h.Switch == "" || store.CheckID("switch", h.Switch) != nil {
+		return false, err
+	}
+	r, _, err := s.record(ctx, h.Switch)
+	switch {
+	case err == nil && !r.State.Over():
+		return true, nil
+	case errors.Is(err, store.ErrUnavailable):
+		return false, err
+	}
+	return false, s.dropSwitch(ctx, h.Switch) // it is over, gone, or damaged
 }
 
 func (s *Store) dropSwitch(ctx context.Context, id string) error {
@@ -395,7 +464,7 @@ func (s *Store) delete(ctx context.Context, path string) error {
 // historyName reads the name of a history entry: kind and sequence number in its segment.
 func historyName(name string) (kind string, seq int64, ok bool) {
 	kind, digits, ok := strings.Cut(name, "-")
-	if !ok || kind != "c" && kind != "s" {
+	if !ok || kind != kindChange && kind != kindSwitch && kind != kindRequest {
 		return "", 0, false
 	}
 	seq, err := strconv.ParseInt(digits, 10, 64)

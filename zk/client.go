@@ -46,6 +46,7 @@ type client struct {
 	wake     chan struct{} // capacity 1: the session changed
 	finished sync.WaitGroup
 	contact  atomic.Int64 // Unix nanoseconds of the last bytes from a server
+	lease    *lease
 
 	mu         sync.Mutex // guards what follows
 	closing    bool
@@ -100,6 +101,7 @@ func newClient(e Ensemble, timeout time.Duration, auth *Auth, log *slog.Logger, 
 		watches:   map[watchKey]watchState{},
 		listeners: map[*listener]struct{}{},
 		downSince: time.Now(),
+		lease:     newLease(timeout),
 	}
 	if resolve == nil {
 		resolve = net.DefaultResolver.LookupHost
@@ -180,7 +182,10 @@ func (c *client) onEvent(ev zk.Event) {
 		switch ev.State {
 		case zk.StateHasSession:
 			c.established()
-		case zk.StateDisconnected, zk.StateExpired:
+		case zk.StateExpired:
+			c.lease.ended()
+			c.lost()
+		case zk.StateDisconnected:
 			c.lost()
 		}
 		return
@@ -213,6 +218,7 @@ func (c *client) established() {
 		c.sessions++
 		clear(c.watches)
 	}
+	c.lease.connected(c.session, c.granted)
 	if len(c.watches) == 0 {
 		close(c.watching)
 	}

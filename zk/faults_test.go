@@ -437,7 +437,7 @@ func testLostAnswer(t *testing.T, server *zktest.Server) {
 	}
 	// Carried out with a switch, and changed by somebody else since: the switch proves it.
 	c := storetest.Set(storetest.Topic(1), storetest.Entry(1, "b", 2), storetest.Entry(1, "a", 3))
-	c.Switch = &switching.Record{ID: "s-1", Topic: storetest.Topic(1), Epoch: 3, Started: time.Unix(7, 0)}
+	c.Switch = &switching.Record{ID: "s-1", Rev: 1, Topic: storetest.Topic(1), Epoch: 3, Started: time.Unix(7, 0)}
 	result = begin(within(t, 20*time.Second), c)
 	await(t, "the server to carry it out", isNow(*storetest.Entry(1, "a", 3)))
 	apply(t, near, storetest.Set(storetest.Topic(1), storetest.Entry(1, "a", 3), storetest.Entry(1, "b", 4)))
@@ -694,7 +694,7 @@ func testHistoryBound(t *testing.T, server *zktest.Server) {
 			}
 			c := storetest.Set(after.Topic, before, after)
 			if after.Epoch%2 == 0 {
-				c.Switch = &switching.Record{ID: fmt.Sprint("s-", n), Topic: after.Topic}
+				c.Switch = &switching.Record{ID: fmt.Sprint("s-", n), Rev: 1, Topic: after.Topic, State: switching.StateDone}
 			}
 			apply(t, s, c)
 			if c.Switch != nil {

@@ -1,13 +1,14 @@
 package zk
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
 	"strconv"
-	"time"
+	"strings"
 
 	"github.com/go-zookeeper/zk"
 
@@ -32,22 +33,22 @@ func (s *Store) Switch(ctx context.Context, id string) (switching.Record, error)
 	return r, err
 }
 
-func (s *Store) record(ctx context.Context, id string) (switching.Record, *zk.Stat, error) {
+func (s *Store) record(ctx context.Context, id string) (switching.Record, node, error) {
 	var r switching.Record
 	if store.CheckID("switch", id) != nil {
-		return r, nil, fmt.Errorf("switch %q: %w", id, store.ErrNotFound)
+		return r, node{}, fmt.Errorf("switch %q: %w", id, store.ErrNotFound)
 	}
 	n, err := s.get(ctx, s.switchPath(id))
 	if err != nil {
-		return r, nil, err
+		return r, node{}, err
 	}
 	if !n.exists() {
-		return r, nil, fmt.Errorf("switch %s: %w", id, store.ErrNotFound)
+		return r, node{}, fmt.Errorf("switch %s: %w", id, store.ErrNotFound)
 	}
 	if err := decodeJSON(n.data, &r); err != nil {
-		return r, nil, fmt.Errorf("switch %s: %w", id, err)
+		return r, node{}, fmt.Errorf("switch %s: %w", id, err)
 	}
-	return r, n.stat, nil
+	return r, n, nil
 }
 
 // Switches implements store.Store. The history tells which switches are the newest: their own nodes have no order.
@@ -58,7 +59,7 @@ func (s *Store) Switches(ctx context.Context, limit int) ([]switching.Record, er
 		return nil, err
 	}
 	var records []switching.Record
-	err := s.walkHistory(ctx, "s", limit, func(changes []store.HistoryEntry) error {
+	err := s.walkHistory(ctx, kindSwitch+kindRequest, limit, func(changes []store.HistoryEntry) error {
 		found := make([]*switching.Record, len(changes))
 		err := parallel(len(changes), func(i int) error {
 			r, _, err := s.record(ctx, changes[i].Switch)
@@ -78,35 +79,111 @@ func (s *Store) Switches(ctx context.Context, limit int) ([]switching.Record, er
 	return records, err
 }
 
-// EndSwitch implements store.Store.
-func (s *Store) EndSwitch(ctx context.Context, id string, state switching.State, ended time.Time, note string) error {
-	ctx, cancel := withDefaultTimeout(ctx)
-	defer cancel()
-	if err := s.fresh(ctx); err != nil {
+// PutSwitch implements store.Store. The first revision is noted in the history too, which has the order of the switches.
+func (s *Store) PutSwitch(ctx context.Context, r switching.Record) error {
+	if err := store.CheckRecord(r); err != nil {
 		return err
 	}
-	for {
-		r, stat, err := s.record(ctx, id)
-		if err != nil {
-			return err
-		}
-		r.State, r.Ended, r.Note = state, ended, note
-		data, err := encodeJSON(r)
-		if err != nil {
-			return err
-		}
-		// Writing the same again does no harm, so a lost answer is simply repeated.
-		_, err = read(ctx, s.client, "writing switch "+id, func(c *zk.Conn) (*zk.Stat, error) { return c.Set(s.switchPath(id), data, stat.Version) })
-		if !errors.Is(err, zk.ErrBadVersion) && !errors.Is(err, zk.ErrNoNode) {
-			return err
-		}
+	ctx, cancel := withDefaultTimeout(ctx)
+	defer cancel()
+	if err := s.boot(ctx); err != nil {
+		return err
 	}
+	return s.write(ctx, "writing switch "+r.ID, &recordWrite{s: s, record: r})
+}
+
+// recordWrite is a PutSwitch.
+type recordWrite struct {
+	s      *Store
+	record switching.Record
+	found  *found
+}
+
+func (w *recordWrite) look(ctx context.Context) (err error) {
+	if err := w.s.sync(ctx); err != nil {
+		return err
+	}
+	w.found = &found{}
+	if w.found.segment, w.found.headStat, err = w.s.head(ctx); err != nil {
+		return err
+	}
+	return w.s.findRecord(ctx, w.found, w.record.ID)
+}
+
+func (w *recordWrite) done() bool { return w.found.holds(w.record) }
+
+func (w *recordWrite) conflict() error { return w.found.recordConflict(w.record) }
+
+func (w *recordWrite) ops() ([]any, error) {
+	b := newBatch()
+	if err := w.s.addRecord(b, w.found, w.record); err != nil {
+		return nil, err
+	}
+	if w.record.Rev > 1 {
+		return b.ops, nil
+	}
+	h := store.HistoryEntry{At: w.record.Started, Who: w.record.Who, Why: w.record.Why, Switch: w.record.ID}
+	err := w.s.addHistory(b, w.found, kindRequest, h)
+	return b.ops, err
+}
+
+func (w *recordWrite) written(results []zk.MultiResponse, ops []any) {
+	if w.record.Rev == 1 {
+		w.s.wrote(w.found, results[len(results)-1].String, ops[len(ops)-1].(*zk.CreateRequest).Data)
+	}
+}
+
+// findRecord reads what is stored of a switch.
+func (s *Store) findRecord(ctx context.Context, b *found, id string) error {
+	r, n, err := s.record(ctx, id)
+	if errors.Is(err, store.ErrNotFound) {
+		return nil
+	}
+	if err == nil {
+		b.record, b.recordNode = &r, n
+	}
+	return err
+}
+
+// addRecord writes r over the record that was found.
+func (s *Store) addRecord(b *batch, f *found, r switching.Record) error {
+	data, err := encodeJSON(r)
+	if err != nil {
+		return err
+	}
+	path := s.switchPath(r.ID)
+	if r.Rev > 1 {
+		b.add(path, data, &zk.SetDataRequest{Path: path, Data: data, Version: f.recordNode.stat.Version})
+		return nil
+	}
+	b.add(path, data, &zk.CreateRequest{Path: path, Data: data, Acl: s.acl})
+	b.add(path+"/acks", nil, &zk.CreateRequest{Path: path + "/acks", Acl: s.acl})
+	return nil
+}
+
+func (f *found) recordConflict(r switching.Record) error {
+	if conflict := store.RecordConflict(r, f.record); conflict != nil {
+		return conflict
+	}
+	return nil
+}
+
+// holds tells whether r, or what came after its first revision, is what is stored: a write whose answer was lost was
+// carried out. Nobody else begins a switch of that id, topic and time.
+func (f *found) holds(r switching.Record) bool {
+	if f.record == nil {
+		return false
+	}
+	if r.Rev == 1 {
+		return f.record.Topic == r.Topic && f.record.Started.Equal(r.Started)
+	}
+	data, err := encodeJSON(r)
+	return err == nil && bytes.Equal(data, f.recordNode.data)
 }
 
 // PutAck implements store.Store.
 func (s *Store) PutAck(ctx context.Context, id string, a switching.Ack) error {
-	name, err := ackName(a)
-	if err != nil {
+	if err := store.CheckAck(a); err != nil {
 		return err
 	}
 	ctx, cancel := withDefaultTimeout(ctx)
@@ -121,7 +198,7 @@ func (s *Store) PutAck(ctx context.Context, id string, a switching.Ack) error {
 	if store.CheckID("switch", id) != nil {
 		return fmt.Errorf("switch %q: %w", id, store.ErrNotFound)
 	}
-	err = s.put(ctx, s.switchPath(id)+"/acks/"+name, data)
+	err = s.put(ctx, s.switchPath(id)+"/acks/"+store.AckName(a), data)
 	if errors.Is(err, zk.ErrNoNode) {
 		return fmt.Errorf("switch %s: %w", id, store.ErrNotFound)
 	}
@@ -140,16 +217,6 @@ func (s *Store) put(ctx context.Context, path string, data []byte) error {
 			return err
 		}
 	}
-}
-
-func ackName(a switching.Ack) (string, error) {
-	if err := store.CheckID("proxy", a.Proxy); err != nil {
-		return "", err
-	}
-	if a.Incarnation == "" {
-		return a.Proxy + "@", nil
-	}
-	return a.Proxy + "@" + a.Incarnation, store.CheckID("incarnation", a.Incarnation)
 }
 
 // Acks implements store.Store.
@@ -190,21 +257,21 @@ func (s *Store) History(ctx context.Context, limit int) ([]store.HistoryEntry, e
 		return nil, err
 	}
 	var all []store.HistoryEntry
-	err := s.walkHistory(ctx, "", limit, func(changes []store.HistoryEntry) error {
+	err := s.walkHistory(ctx, kindChange+kindSwitch, limit, func(changes []store.HistoryEntry) error {
 		all = append(all, changes...)
 		return nil
 	})
 	return all, err
 }
 
-// walkHistory calls f with at most limit changes, newest first, some at a time. kind is "c", "s" or "" for both.
-func (s *Store) walkHistory(ctx context.Context, kind string, limit int, f func([]store.HistoryEntry) error) error {
+// walkHistory calls f with at most limit changes, newest first, some at a time, of these kinds.
+func (s *Store) walkHistory(ctx context.Context, kinds string, limit int, f func([]store.HistoryEntry) error) error {
 	segments, err := s.segments(ctx)
 	if err != nil {
 		return err
 	}
 	for _, segment := range slices.Backward(segments) {
-		names, err := s.historyNames(ctx, segment, kind)
+		names, err := s.historyNames(ctx, segment, kinds)
 		if err != nil {
 			return err
 		}
@@ -246,15 +313,15 @@ func (s *Store) segments(ctx context.Context) ([]int64, error) {
 	return segments, nil
 }
 
-// historyNames lists the entries of a segment, oldest first.
-func (s *Store) historyNames(ctx context.Context, segment int64, kind string) ([]string, error) {
+// historyNames lists the entries of a segment that are of these kinds, oldest first.
+func (s *Store) historyNames(ctx context.Context, segment int64, kinds string) ([]string, error) {
 	names, err := s.children(ctx, s.segmentPath(segment))
 	if err != nil {
 		return nil, err
 	}
 	names = slices.DeleteFunc(names, func(name string) bool {
 		have, _, ok := historyName(name)
-		return !ok || kind != "" && have != kind
+		return !ok || !strings.Contains(kinds, have)
 	})
 	slices.SortFunc(names, func(a, b string) int {
 		_, x, _ := historyName(a)

@@ -65,6 +65,11 @@ func (s *Store) boot(ctx context.Context) error {
 			err = s.rootGone(s.root + "/meta")
 		}
 	}
+	for _, later := range []string{"/moving", "/tombstones"} { // a tree may have been made before there were these
+		if err == nil {
+			err = s.ensure(ctx, s.root+later, nil, s.acl)
+		}
+	}
 	if err != nil {
 		return err
 	}

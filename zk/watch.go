@@ -79,6 +79,8 @@ func (s *Store) Resume(ctx context.Context, have store.Known, sink func(store.Up
 	w.signal <- struct{}{}
 	stop := s.client.listen(&listener{event: w.event, connected: w.connected})
 	defer stop()
+	s.client.lease.watched(w, 0)
+	defer s.client.lease.unwatched(w)
 	synced := false
 	for {
 		audit := time.NewTimer(auditEvery + rand.N(auditEvery/5))
@@ -163,6 +165,8 @@ func (w *mapWatch) pass(ctx context.Context, synced *bool, sink func(store.Updat
 		return
 	}
 	var err error
+	session := w.s.client.lease.announcedIn()
+	whole := all
 	if all {
 		// A new session may be with a follower that is behind.
 		err = w.s.sync(ctx)
@@ -186,6 +190,9 @@ func (w *mapWatch) pass(ctx context.Context, synced *bool, sink func(store.Updat
 		if ctx.Err() != nil {
 			return
 		}
+		for _, err := range u.Bad {
+			whole = whole && !errors.Is(err, store.ErrUnavailable)
+		}
 		done := all && last
 		if u.Buckets == nil && u.Rules == nil && u.Bad == nil && u.Kept == nil && (*synced || !done) {
 			continue
@@ -193,6 +200,9 @@ func (w *mapWatch) pass(ctx context.Context, synced *bool, sink func(store.Updat
 		*synced = *synced || done
 		u.Synced = *synced
 		sink(u)
+	}
+	if whole && session != 0 && session == w.s.client.sessionID() {
+		w.s.client.lease.watched(w, session)
 	}
 }
 

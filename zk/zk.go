@@ -77,7 +77,11 @@ type Store struct {
 	segment    atomic.Int64
 	trimming   atomic.Bool
 	background sync.WaitGroup
-	closeOnce  sync.Once
+
+	closing   context.Context // ends with the beginning of Close
+	stop      context.CancelFunc
+	leading   sync.RWMutex // read-locked by each Lead
+	closeOnce sync.Once
 }
 
 // Open prepares the store and connects in the background: it fails only for a configuration that can never work.
@@ -114,10 +118,15 @@ func Open(_ context.Context, cfg Config) (*Store, error) {
 	}
 	s := &Store{client: c, root: e.Chroot + "/pointsman", acl: acl, secretACL: secret, log: c.log, bootLock: make(lock, 1)}
 	s.registrar = registrar{changed: make(chan struct{}, 1), lock: make(lock, 1)}
-	s.background.Add(1)
+	s.closing, s.stop = context.WithCancel(context.Background())
+	s.background.Add(2)
 	go func() {
 		defer s.background.Done()
 		s.keepRegistered()
+	}()
+	go func() {
+		defer s.background.Done()
+		s.keepLease()
 	}()
 	return s, nil
 }
@@ -125,10 +134,28 @@ func Open(_ context.Context, cfg Config) (*Store, error) {
 // Close implements store.Store. The registration ends with the session; the membership stays.
 func (s *Store) Close() error {
 	s.closeOnce.Do(func() {
+		s.stop()
+		s.awaitLeads()
+		s.client.lease.ended()
 		s.client.close()
 		s.background.Wait()
 	})
 	return nil
+}
+
+// awaitLeads gives those that lead the time to end before the session does, which would let somebody else lead.
+func (s *Store) awaitLeads() {
+	ended := make(chan struct{})
+	go func() {
+		s.leading.Lock()
+		defer s.leading.Unlock()
+		close(ended)
+	}()
+	select {
+	case <-ended:
+	case <-time.After(leadRelease):
+		s.log.Error("the leader does not end; the store is closed without waiting for it", "after", leadRelease)
+	}
 }
 
 // Status implements store.Store.
@@ -196,12 +223,6 @@ func (s *Store) fresh(ctx context.Context) error {
 		return err
 	}
 	return s.sync(ctx)
-}
-
-// sync makes the server catch up with the leader; what a follower answers may be old otherwise.
-func (s *Store) sync(ctx context.Context) error {
-	_, err := read(ctx, s.client, "syncing", func(c *zk.Conn) (string, error) { return c.Sync(s.root) })
-	return err
 }
 
 // node is a stored value. A node that does not exist has a nil stat.

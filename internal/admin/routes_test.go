@@ -422,7 +422,7 @@ func TestOfTwoOperatorsOneWinsAndTheOtherIsToldWho(t *testing.T) {
 
 func TestALostAnswerIsReportedAsUnknown(t *testing.T) {
 	r := newRig(t, "p1")
-	r.stores["p1"].SetFaults(store.Faults{LoseAnswers: true})
+	r.stores["p1"].SetFaults(store.Faults{LoseAnswers: true, Only: []string{"Apply"}})
 	_, err := r.client("p1").Set(t.Context(), admin.SetRequest{Name: topic1, Cluster: "b"})
 	if text := refusal(t, err); !strings.Contains(text, "503 outcome_unknown") || !strings.Contains(text, "routes get") {
 		t.Error(text)

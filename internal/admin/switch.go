@@ -363,7 +363,7 @@ func (s *Server) record(ctx context.Context, b *batch, it *item, p *planner, sta
 		ackTime = min(ackTimeout+time.Duration(handles/ackPerHandles)*time.Second, maxAckTimeout)
 	}
 	rec := &switching.Record{
-		ID: it.id, Topic: it.target.name(), From: it.from, To: b.to, Mode: b.mode, State: switching.StateEvicting,
+		ID: it.id, Rev: 1, Topic: it.target.name(), From: it.from, To: b.to, Mode: b.mode, State: switching.StateEvicting,
 		Runner: s.proxy.Info().ID, Who: b.who, Why: b.why, Started: started,
 	}
 	if !it.target.isTopic {
@@ -488,7 +488,13 @@ func (s *Server) end(ctx context.Context, rec *switching.Record) error {
 	if !o.Done() {
 		rec.State = switching.StateIncomplete
 	}
-	return s.store.EndSwitch(ctx, rec.ID, rec.State, rec.Ended, rec.Note)
+	rec.Rev++
+	if err := s.store.PutSwitch(ctx, *rec); !errors.Is(err, store.ErrConflict) && !errors.Is(err, store.ErrUnknown) {
+		return err
+	}
+	// Another proxy may have ended it at the same time, or this one did and did not hear of it.
+	*rec, err = s.store.Switch(ctx, rec.ID)
+	return err
 }
 
 // detail adds the acks to a record. A switch whose driver is gone is ended here.

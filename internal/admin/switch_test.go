@@ -280,7 +280,7 @@ func TestOfTwoSwitchesOfOneTopicOneWins(t *testing.T) {
 
 func TestALostAnswerToTheFlipIsSettledByReading(t *testing.T) {
 	r := newRig(t, "p1")
-	r.stores["p1"].SetFaults(store.Faults{LoseAnswers: true})
+	r.stores["p1"].SetFaults(store.Faults{LoseAnswers: true, Only: []string{"Apply"}})
 	st, err := r.switchAndWait(immediate("b", topic1))
 	if err != nil || !st.Done() {
 		t.Errorf("status = %+v, %v", st, err)

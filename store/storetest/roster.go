@@ -1,0 +1,133 @@
+package storetest
+
+import (
+	"context"
+	"errors"
+	"reflect"
+	"testing"
+	"time"
+
+	"pointsman/store"
+)
+
+func testRegister(t *testing.T, f *fixture) {
+	s := f.open()
+	p := store.Proxy{ID: "p-1:7780", Incarnation: "i-1", Version: "v", Advertised: "pulsar://x:6650", Ops: "http://x:7780", Clusters: []string{"a", "b"},
+		Digest: "d-1", Entries: 5, Started: time.Date(2024, 5, 6, 7, 8, 9, 0, time.UTC)}
+	expect := func(what string, want ...store.Proxy) {
+		t.Helper()
+		got, err := f.open().Proxies(context.Background())
+		if err != nil || len(got) != len(want) || len(want) > 0 && !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: %+v, %v; want %+v", what, got, err, want)
+		}
+	}
+	if err := s.Forget(context.Background(), "nobody"); !errors.Is(err, store.ErrNotFound) {
+		t.Errorf("forgetting nobody: %v, want ErrNotFound", err)
+	}
+	if err := s.Unregister(context.Background()); err != nil {
+		t.Errorf("Unregister without a registration: %v", err)
+	}
+	if err := s.Register(context.Background(), p); err != nil {
+		t.Fatal(err)
+	}
+	p.Live = true
+	expect("registered", p)
+	p.Digest, p.Entries = "d-2", 6
+	if err := s.Register(context.Background(), p); err != nil {
+		t.Fatal(err)
+	}
+	expect("replaced", p)
+	if !f.m.Single {
+		q := store.Proxy{ID: "p-0", Incarnation: "i"}
+		second := f.open()
+		if err := second.Register(context.Background(), q); err != nil {
+			t.Fatal(err)
+		}
+		q.Live = true
+		expect("two", q, p)
+		if err := second.Close(); err != nil {
+			t.Fatal(err)
+		}
+		q.Live = false
+		expect("one is gone without a word", q, p)
+		if err := s.Forget(context.Background(), p.ID); !errors.Is(err, store.ErrLive) {
+			t.Errorf("a live proxy is forgotten: %v", err)
+		}
+		if err := s.Forget(context.Background(), q.ID); err != nil {
+			t.Errorf("forget: %v", err)
+		}
+		expect("it is forgotten", p)
+		// SW-05: what it had sent may still arrive somewhere.
+		if tombs, err := s.Tombstones(context.Background()); err != nil || len(tombs) != 1 || tombs[0].ID != q.ID || tombs[0].Incarnation != "i" || time.Since(tombs[0].At) > time.Minute {
+			t.Errorf("Tombstones: %+v, %v; want one of proxy %s", tombs, err, q.ID)
+		}
+		// The same proxy starts anew.
+		third := f.open()
+		q.Incarnation = "j"
+		if err := third.Register(context.Background(), q); err != nil {
+			t.Fatal(err)
+		}
+		q.Live = true
+		expect("it is back", q, p)
+		if err := third.Unregister(context.Background()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	expect("one is left", p)
+	if err := s.Unregister(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	expect("unregistered")
+	if tombs, err := s.Tombstones(context.Background()); err != nil || (len(tombs) > 0) != !f.m.Single {
+		t.Errorf("a clean stop leaves no tombstone: %+v, %v", tombs, err)
+	}
+	if err := s.Register(context.Background(), store.Proxy{ID: "a/b"}); err == nil {
+		t.Error("an id with '/' is taken")
+	}
+}
+
+// testIncarnations starts a second process under the id of one that is still connected, as a restart does before the old
+// session has expired.
+func testIncarnations(t *testing.T, f *fixture) {
+	s := f.open()
+	if err := s.Register(context.Background(), store.Proxy{ID: "p", Incarnation: "1"}); err != nil {
+		t.Fatal(err)
+	}
+	next := f.open()
+	if err := next.Register(context.Background(), store.Proxy{ID: "p", Incarnation: "2"}); err != nil {
+		t.Fatal(err)
+	}
+	proxies, err := next.Proxies(context.Background())
+	if err != nil || len(proxies) != 1 || proxies[0].Incarnation != "2" || !proxies[0].Live {
+		t.Errorf("Proxies: %+v, %v; want the second process, live", proxies, err)
+	}
+}
+
+func testRegisterDelivers(t *testing.T, f *fixture) {
+	s, other := f.open(), f.open()
+	v := Watch(t, s)
+	v.AwaitSynced(t)
+	for n := range 20 {
+		mustApply(t, other, Set(Topic(n), nil, Entry(n, "a", 1)))
+	}
+	if err := s.Register(context.Background(), store.Proxy{ID: "p", Incarnation: "1"}); err != nil {
+		t.Fatal(err)
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if n := len(v.entries()); n != 20 {
+		t.Errorf("%d of 20 entries are there when Register returns", n)
+	}
+}
+
+func testLease(t *testing.T, f *fixture) {
+	s := f.open()
+	v := Watch(t, s)
+	v.AwaitSynced(t)
+	if err := s.Register(context.Background(), store.Proxy{ID: "p", Incarnation: "1"}); err != nil {
+		t.Fatal(err)
+	}
+	if lease, now := s.Lease(), store.Boottime(); lease <= now {
+		t.Errorf("the lease is over since %s", now-lease)
+	}
+}
