@@ -199,7 +199,7 @@ func (l *leg) handleLastID(frame []byte, head codec.Head) verdict {
 	if !ok || p.kind != pendingLastID {
 		return forward
 	}
-	delete(s.pending, req)
+	s.settled(req)
 	s.sh.write(s.conn, s.sh.shown(frame, head, p.h), true)
 	return replace
 }

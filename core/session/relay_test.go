@@ -130,3 +130,13 @@ func BenchmarkRelaySend(b *testing.B)    { benchmarkRelay(b, sendFrame, true, 60
 func BenchmarkRelayAck(b *testing.B)     { benchmarkRelay(b, ackFrame, true, 60) }
 func BenchmarkRelayMessage(b *testing.B) { benchmarkRelay(b, messageFrame, false, 60) }
 func BenchmarkRelayReceipt(b *testing.B) { benchmarkRelay(b, receiptFrame, false, 60) }
+
+func TestAnIdleSessionKeepsNoMapOfPendingRequests(t *testing.T) {
+	_, s, _ := bridged(t)
+	if s.pending != nil {
+		t.Errorf("%d requests are pending, in a map of its own, though all were answered", len(s.pending))
+	}
+	if len(s.producers) == 0 {
+		t.Error("no producer was made")
+	}
+}

@@ -165,6 +165,13 @@ func (s *Session) expect(now time.Time, req uint64, kind pendingKind, h *handle)
 	s.pending[req] = pendingRequest{kind, h, h.req}
 }
 
+// settled takes a request out of pending. The map is as large as all else that a session with one producer has, so that an empty one is not kept.
+func (s *Session) settled(req uint64) {
+	if delete(s.pending, req); len(s.pending) == 0 {
+		s.pending = nil
+	}
+}
+
 // epochShift is where the map's epoch sits in a topic_epoch that clients see.
 const epochShift = 44
 
@@ -306,23 +313,23 @@ func (l *leg) handleAnswer(now time.Time, frame []byte, head codec.Head, req uin
 	failed := head.Type == codec.TypeError
 	switch p.kind {
 	case pendingClose:
-		delete(s.pending, req)
+		s.settled(req)
 		p.h.gate.Closed()
 		s.sh.payDebt(now, p.h, false)
 		p.h.waiterMayGo(now)
 		return replace
 	case pendingOwed:
-		delete(s.pending, req)
+		s.settled(req)
 		s.sh.payDebt(now, p.h, false)
 		return forward
 	case pendingOrphan:
-		delete(s.pending, req)
+		s.settled(req)
 		return replace
 	case pendingLastID:
-		delete(s.pending, req)
+		s.settled(req)
 		return forward
 	case pendingUnsubscribe:
-		delete(s.pending, req)
+		s.settled(req)
 		switch {
 		case failed:
 		case p.h.req == p.created:
@@ -334,7 +341,7 @@ func (l *leg) handleAnswer(now time.Time, frame []byte, head codec.Head, req uin
 	}
 	p.h.answered = true
 	if failed {
-		delete(s.pending, req)
+		s.settled(req)
 		if p.h.again { // the broker still has the one that was live
 			s.nowLive(now, p.h)
 		} else {
@@ -343,7 +350,7 @@ func (l *leg) handleAnswer(now time.Time, frame []byte, head codec.Head, req uin
 		return forward
 	}
 	if head.Type != codec.TypeProducerSuccess {
-		delete(s.pending, req)
+		s.settled(req)
 		s.nowLive(now, p.h)
 		return forward
 	}
@@ -356,7 +363,7 @@ func (l *leg) handleAnswer(now time.Time, frame []byte, head codec.Head, req uin
 		p.h.name = success.GetProducerName()
 	}
 	if success.GetProducerReady() { // otherwise the client waits for exclusive access; a second answer follows
-		delete(s.pending, req)
+		s.settled(req)
 		s.nowLive(now, p.h)
 	} else {
 		p.h.noteAnswered(now, false)
@@ -453,7 +460,7 @@ func (s *Session) remove(now time.Time, h *handle) {
 	}
 	delete(handles, h.id)
 	if p := s.pending[h.req]; p.h == h && (p.kind == pendingCreate || p.kind == pendingOrphan) {
-		delete(s.pending, h.req)
+		s.settled(h.req)
 	}
 	s.unindex(now, h)
 	switch h.state {
