@@ -116,14 +116,17 @@ func calls(t *testing.T, ops string) (n float64) {
 	return n
 }
 
-// lockstep sends a batch of messages, waits for all receipts, and so on; or grants permits and waits for all messages.
+// lockstep sends a batch of messages, waits for all receipts, and so on; or grants permits and waits for all messages; or looks up and
+// waits for all answers.
 type lockstep struct {
 	t       *testing.T
 	conn    *conn
 	batch   *batch
 	stream  stream
 	window  int
-	consume bool
+	want    codec.Type // what is waited for
+	lookups lookupTemplate
+	asked   int
 	missing int
 	rounds  int // left
 	buf     []byte
@@ -131,23 +134,31 @@ type lockstep struct {
 
 func (l *lockstep) begin() {
 	l.missing = l.window
-	if l.consume {
+	switch l.want {
+	case codec.TypeMessage:
 		l.buf = flowFrame(l.buf[:0], 0, l.window)
 		l.conn.send(l.buf)
-		return
+	case codec.TypeLookupResponse:
+		l.buf = l.buf[:0]
+		for range l.window {
+			l.buf = append(l.buf, l.lookups.set(l.asked%1000, firstID+uint64(l.asked%1000))...)
+			l.asked++
+		}
+		l.conn.send(l.buf)
+	default:
+		l.writable(l.conn)
 	}
-	l.writable(l.conn)
 }
 
 func (l *lockstep) writable(c *conn) {
-	if !l.consume {
+	if l.want == codec.TypeSendReceipt {
 		c.pump(&l.stream, l.batch, l.window-int(l.stream.next-firstID)%l.window)
 	}
 }
 
 func (l *lockstep) frame(_ *conn, h codec.Head, _ []byte) {
-	switch want := map[bool]codec.Type{false: codec.TypeSendReceipt, true: codec.TypeMessage}[l.consume]; h.Type {
-	case want:
+	switch h.Type {
+	case l.want:
 		l.missing--
 	case codec.TypePing:
 		l.conn.send(pongFrame)
@@ -173,32 +184,43 @@ func (l *lockstep) closed(_ *conn, err error) {
 	l.conn.loop.ended = true
 }
 
-// A batch is read and written once on its way to the broker, its receipts on their way back: 4 calls, and no allocation.
+// linksFor opens what a lockstep for want goes over.
+func linksFor(at server, want codec.Type, size int) ([]*link, error) {
+	if want == codec.TypeLookupResponse {
+		return connections(at, 1)
+	}
+	return bridges(at, 1, func(k *link, i int) error {
+		if want == codec.TypeMessage {
+			return k.consumer(benchTopic(i), 0, size)
+		}
+		return k.producer(benchTopic(i), 0)
+	})
+}
+
+// A batch is read and written once on its way to the broker, its receipts on their way back: 4 calls, and no allocation. So are LOOKUPs and
+// their answers, each of which allocates its topic.
 const (
-	callsPerBatch  = 5.3
-	allocsPerBatch = 0.5
+	callsPerBatch   = 4.4
+	allocsPerBatch  = 0.5
+	allocsPerLookup = 1.3
 )
 
 func TestAMessageCostsNoMoreSystemCallsAndAllocationsThanBefore(t *testing.T) {
 	for _, c := range []struct {
 		name         string
 		size, window int
-		consume      bool
+		want         codec.Type
 		batches      int // per round
 	}{
-		{"100 B, 400 at once", 100, 400, false, 300},
-		{"1 KiB, 32 at once", 1 << 10, 32, false, 1000},
-		{"16 KiB, one by one", 16 << 10, 1, false, 1000},
-		{"consume, 1 KiB, 32 at once", 1 << 10, 32, true, 1000},
+		{"100 B, 400 at once", 100, 400, codec.TypeSendReceipt, 300},
+		{"1 KiB, 32 at once", 1 << 10, 32, codec.TypeSendReceipt, 1000},
+		{"16 KiB, one by one", 16 << 10, 1, codec.TypeSendReceipt, 1000},
+		{"consume, 1 KiB, 32 at once", 1 << 10, 32, codec.TypeMessage, 1000},
+		{"100 lookups at once", 0, 100, codec.TypeLookupResponse, 500},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			addr, ops := startProxy(t, "")
-			links, err := bridges(addr, 1, func(k *link, i int) error {
-				if c.consume {
-					return k.consumer(benchTopic(i), 0, c.size)
-				}
-				return k.producer(benchTopic(i), 0)
-			})
+			links, err := linksFor(addr, c.want, c.size)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -208,13 +230,16 @@ func TestAMessageCostsNoMoreSystemCallsAndAllocationsThanBefore(t *testing.T) {
 			}
 			defer l.close()
 			tmpl := sendTemplate(c.size)
-			step := &lockstep{t: t, batch: newBatch(tmpl), stream: stream{tmpl: tmpl, next: firstID}, window: c.window, consume: c.consume}
+			step := &lockstep{t: t, batch: newBatch(tmpl), stream: stream{tmpl: tmpl, next: firstID}, window: c.window, want: c.want, lookups: newLookupTemplate()}
 			if step.conn, err = l.add(links[0].fd, step); err != nil {
 				t.Fatal(err)
 			}
 			const repeats = 5
 			million := float64(c.batches*c.window) / 1e6
 			maxCalls, maxAllocs := callsPerBatch*1e6/float64(c.window), allocsPerBatch*1e6/float64(c.window)
+			if c.want == codec.TypeLookupResponse {
+				maxAllocs = allocsPerLookup * 1e6
+			}
 			leastCalls, leastAllocs := math.Inf(1), math.Inf(1)
 			for range repeats {
 				step.rounds, l.ended = c.batches, false
