@@ -4,15 +4,13 @@ package bench
 
 import (
 	"context"
-	"io"
+	"fmt"
 	"log/slog"
 	"math"
-	"net/http"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"runtime"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -89,29 +87,16 @@ func startProxy(t testing.TB, security string) (at server, ops string) {
 // calls are the read and write system calls of the proxy's loops so far.
 func calls(t *testing.T, ops string) (n float64) {
 	t.Helper()
-	resp, err := http.Get(ops + "/metrics")
+	m, err := scrape(ops)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer resp.Body.Close()
-	text, err := io.ReadAll(resp.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	found := 0
-	for line := range strings.Lines(string(text)) {
-		name, value, _ := strings.Cut(strings.TrimSpace(line), " ")
-		if strings.HasPrefix(name, "pointsman_loop_reads_total{") || strings.HasPrefix(name, "pointsman_loop_writes_total{") {
-			v, err := strconv.ParseFloat(value, 64)
-			if err != nil {
-				t.Fatal(err)
-			}
-			n += v
-			found++
+	for _, family := range []string{"pointsman_loop_reads_total", "pointsman_loop_writes_total"} {
+		v, err := m.sum(family, "")
+		if err != nil {
+			t.Fatal(err)
 		}
-	}
-	if found < 2 {
-		t.Fatalf("/metrics has no counters of read and write system calls:\n%s", text)
+		n += v
 	}
 	return n
 }
@@ -266,13 +251,19 @@ func TestAMessageCostsNoMoreSystemCallsAndAllocationsThanBefore(t *testing.T) {
 }
 
 func TestASwitchUnderLoadBringsEveryProducerOverAndLeavesTheOthers(t *testing.T) {
+	for _, namespace := range []bool{false, true} {
+		t.Run(fmt.Sprintf("namespace=%t", namespace), func(t *testing.T) { switchUnderLoad(t, namespace) })
+	}
+}
+
+func switchUnderLoad(t *testing.T, namespace bool) {
 	addr, ops := startProxy(t, "")
 	control, err := admin.NewClient(ops, time.Minute, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer control.Close()
-	p := Params{Scenario: "switch", Connections: 2, Producers: 10, Rate: 1000}.withDefaults()
+	p := Params{Scenario: "switch", Connections: 2, Producers: 10, Rate: 1000, Namespace: namespace}.withDefaults()
 	l, err := newSwitchLoad(p, addr.AddrPort)
 	if err != nil {
 		t.Fatal(err)
@@ -283,6 +274,9 @@ func TestASwitchUnderLoadBringsEveryProducerOverAndLeavesTheOthers(t *testing.T)
 	}
 	if len(l.gaps) != 10 || len(l.moving) != 10 || l.errors > 0 {
 		t.Errorf("%d of %d producers are back, %d errors", len(l.gaps), len(l.moving), l.errors)
+	}
+	if len(l.evictions) != 10 || len(l.connects) != 3*p.Connections || len(l.lookups) < len(l.producers) {
+		t.Errorf("%d evictions, %d connections, %d lookups", len(l.evictions), len(l.connects), len(l.lookups))
 	}
 	for _, m := range l.producers {
 		if old := m.client.byAddr; len(old) != 3 || m.on == nil {

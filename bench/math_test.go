@@ -279,6 +279,34 @@ func TestTheStandardSetFitsItsTime(t *testing.T) {
 	t.Logf("a round %s, the slow set %s", round, slow)
 }
 
+func TestTheBusiestSecondMayBeginAnywhere(t *testing.T) {
+	var times []time.Time
+	for _, ms := range []int{0, 900, 1100, 1200, 1899, 1900, 5000} {
+		times = append(times, time.UnixMilli(int64(ms)))
+	}
+	if n := busiest(times); n != 4 {
+		t.Errorf("%d in the busiest second, want the 4 from .9 to 1.899", n)
+	}
+	if n := busiest(nil); n != 0 {
+		t.Errorf("%d of nothing", n)
+	}
+}
+
+func TestAFamilyOfMetricsIsSummedUp(t *testing.T) {
+	const m = metrics("# HELP a_b help\na_b{loop=\"0\",le=\"1\"} 2\na_b{loop=\"1\",le=\"1\"} 3\na_b{loop=\"1\",le=\"+Inf\"} 7\na_bc 100\nplain 1.5\n")
+	for _, c := range []struct {
+		family, label string
+		want          float64
+	}{{"a_b", "", 12}, {"a_b", `le="1"`, 5}, {"a_b", `loop="1"`, 10}, {"plain", "", 1.5}} {
+		if got, err := m.sum(c.family, c.label); err != nil || got != c.want {
+			t.Errorf("%s %s: %v, %v, want %v", c.family, c.label, got, err, c.want)
+		}
+	}
+	if v, err := m.sum("a", ""); err == nil {
+		t.Errorf("a family that there is not: %v", v)
+	}
+}
+
 func TestARateIsForProducersOnly(t *testing.T) {
 	lab := &Lab{Root: t.TempDir()}
 	r, err := newResult(lab, Params{Scenario: "produce", Rate: 1000}, []string{"pointsman"})

@@ -3,6 +3,8 @@ package bench
 import (
 	"bytes"
 	"fmt"
+	"io"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -178,4 +180,37 @@ func loadAverage() float64 {
 	first, _, _ := strings.Cut(string(text), " ")
 	v, _ := strconv.ParseFloat(first, 64)
 	return v
+}
+
+// metrics is a scrape of a proxy's /metrics.
+type metrics string
+
+func scrape(ops string) (metrics, error) {
+	resp, err := http.Get(ops + "/metrics")
+	if err != nil {
+		return "", err
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	return metrics(text), err
+}
+
+// sum adds up the series of a family whose labels contain label; an error when there is none.
+func (m metrics) sum(family, label string) (sum float64, err error) {
+	found := false
+	for line := range strings.Lines(string(m)) {
+		name, value, _ := strings.Cut(strings.TrimSpace(line), " ")
+		if name != family && !strings.HasPrefix(name, family+"{") || !strings.Contains(name, label) {
+			continue
+		}
+		v, err := strconv.ParseFloat(value, 64)
+		if err != nil {
+			return 0, fmt.Errorf("/metrics: %q: %w", line, err)
+		}
+		sum, found = sum+v, true
+	}
+	if !found {
+		return 0, fmt.Errorf("/metrics has no series %s with %q", family, label)
+	}
+	return sum, nil
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -14,6 +15,7 @@ import (
 	"pointsman/codec"
 	"pointsman/codec/pulsarpb"
 	"pointsman/internal/admin"
+	"pointsman/internal/config"
 )
 
 // SwitchResult is what clients see of a switch in immediate mode: half of the producers of each connection move, the others are neighbours.
@@ -23,8 +25,11 @@ type SwitchResult struct {
 	Moved     int     `json:"moved"`                // producers
 	Assigned  int     `json:"assigned"`             // of them told the new broker, so that they needed no lookup
 	PerSecond float64 `json:"evictions_per_second"` // between the first and the last CLOSE_PRODUCER
-	Dropped   int     `json:"dropped"`              // SENDs in flight at the CLOSE: sent again
-	Errors    int     `json:"errors"`               // answers to PRODUCER that were errors
+	Busiest   int     `json:"evictions_busiest_second"`
+	Pace      int     `json:"pace_per_second"` // eviction.rate, of each event loop
+	Loops     int     `json:"loops"`
+	Dropped   int     `json:"dropped"` // SENDs in flight at the CLOSE: sent again
+	Errors    int     `json:"errors"`  // answers to PRODUCER that were errors
 
 	// From CLOSE_PRODUCER to the first receipt of the new cluster, ms.
 	GapP50 float64 `json:"gap_p50_ms"`
@@ -35,6 +40,21 @@ type SwitchResult struct {
 	NeighboursP99Before float64 `json:"neighbours_p99_before_us"`
 	NeighboursP99During float64 `json:"neighbours_p99_during_us"`
 	NeighboursMaxDuring float64 `json:"neighbours_max_during_us"`
+
+	// What the clients asked of the proxy because of it: connections that they made and lookups, in all and in the busiest second.
+	Connects        int `json:"connects"`
+	ConnectsBusiest int `json:"connects_busiest_second"`
+	Lookups         int `json:"lookups"`
+	LookupsBusiest  int `json:"lookups_busiest_second"`
+
+	// Turns of the event loops that took more than 5 ms by the clock on the wall, before and during the switch, and the longest so far.
+	SlowTurnsBefore  float64 `json:"turns_over_5ms_before"`
+	SlowTurnsDuring  float64 `json:"turns_over_5ms_during"`
+	TurnsDuring      float64 `json:"turns_during"`
+	LongestTurnMs    float64 `json:"longest_turn_ms"`
+	LongestBeforeMs  float64 `json:"longest_turn_before_ms"`
+	SecondsOfSwitch  float64 `json:"seconds"`
+	SecondsOfTraffic float64 `json:"seconds_before"`
 
 	ProxyCPU   float64 `json:"proxy_cpu_s"`
 	OtherCores float64 `json:"other_cores"`
@@ -78,11 +98,25 @@ func Switch(lab *Lab, p Params) (*SwitchResult, error) {
 		return nil, err
 	}
 	defer l.loop.close()
-	if err := l.runFor(p.Warmup + p.Duration); err != nil {
+	if err := l.runFor(p.Warmup); err != nil {
+		return nil, err
+	}
+	quiet, err := loopTurns(t)
+	if err != nil {
+		return nil, err
+	}
+	began := time.Now()
+	if err := l.runFor(p.Duration); err != nil {
 		return nil, err
 	}
 	r := &SwitchResult{Params: p, Machine: lab.machine(), NeighboursP99Before: micros(l.latency.ValueAtQuantile(99))}
 	l.reset()
+	turns, err := loopTurns(t)
+	if err != nil {
+		return nil, err
+	}
+	r.SlowTurnsBefore, r.LongestBeforeMs, r.SecondsOfTraffic = turns.slow-quiet.slow, 1e3*turns.longest, time.Since(began).Seconds()
+	l.evictions, l.connects, l.lookups = nil, nil, nil
 	w, err := openWindow(t)
 	if err != nil {
 		return nil, err
@@ -94,9 +128,17 @@ func Switch(lab *Lab, p Params) (*SwitchResult, error) {
 	if err := w.close(&run); err != nil {
 		return nil, err
 	}
+	after, err := loopTurns(t)
+	if err != nil {
+		return nil, err
+	}
+	r.SlowTurnsDuring, r.TurnsDuring, r.LongestTurnMs, r.SecondsOfSwitch = after.slow-turns.slow, after.all-turns.all, 1e3*after.longest, run.Seconds
+	r.Loops, r.Pace = int(after.loops), config.Default().Eviction.Rate
+	r.Connects, r.Lookups = len(l.connects), len(l.lookups)
+	r.Busiest, r.ConnectsBusiest, r.LookupsBusiest = busiest(l.evictions), busiest(l.connects), busiest(l.lookups)
 	slices.Sort(l.gaps)
 	r.Moved, r.Assigned, r.Dropped, r.Errors = len(l.gaps), l.assigned, l.dropped, l.errors
-	if took := l.lastClose.Sub(l.firstClose); took > 0 {
+	if took := l.evictions[len(l.evictions)-1].Sub(l.evictions[0]); took > 0 {
 		r.PerSecond = float64(r.Moved) / took.Seconds()
 	}
 	ms := func(i int) float64 { return l.gaps[i].Seconds() * 1e3 }
@@ -106,6 +148,47 @@ func Switch(lab *Lab, p Params) (*SwitchResult, error) {
 	return r, nil
 }
 
+// turnCount is what the proxy says of its loops' turns.
+type turnCount struct{ all, slow, longest, loops float64 }
+
+func loopTurns(t *target) (c turnCount, err error) {
+	m, err := scrape("http://" + t.ops)
+	if err != nil {
+		return c, err
+	}
+	const family = "pointsman_loop_turn_seconds"
+	var quick float64
+	for _, x := range []struct {
+		to            *float64
+		family, label string
+	}{{&c.all, family + "_count", ""}, {&quick, family + "_bucket", `le="0.005"`}, {&c.longest, "pointsman_loop_turn_max_seconds", ""}} {
+		if *x.to, err = m.sum(x.family, x.label); err != nil {
+			return c, err
+		}
+	}
+	c.slow, c.loops, c.longest = c.all-quick, 0, 0
+	for {
+		one, err := m.sum("pointsman_loop_turn_max_seconds", fmt.Sprintf("loop=%q", strconv.Itoa(int(c.loops))))
+		if err != nil {
+			return c, nil
+		}
+		c.loops++
+		c.longest = max(c.longest, one)
+	}
+}
+
+// busiest is the largest number of times within one second; they are in order.
+func busiest(times []time.Time) (most int) {
+	from := 0
+	for i, t := range times {
+		for t.Sub(times[from]) >= time.Second {
+			from++
+		}
+		most = max(most, i-from+1)
+	}
+	return most
+}
+
 // follow starts the switch and goes on until it has ended and every producer that moves has a receipt of its new cluster.
 func (l *switchLoad) follow(control *admin.Client) error {
 	const limit = 2 * time.Minute
@@ -113,7 +196,13 @@ func (l *switchLoad) follow(control *admin.Client) error {
 	defer cancel()
 	ended := make(chan error, 1)
 	go func() {
-		st, err := control.StartSwitch(ctx, admin.SwitchRequest{Topics: l.moving, To: "b", Mode: "immediate", Who: "pointsman-bench", Why: "measurement"})
+		request := admin.SwitchRequest{To: "b", Mode: "immediate", Who: "pointsman-bench", Why: "measurement"}
+		if l.p.Namespace {
+			request.Namespace = movingNamespace
+		} else {
+			request.Topics = l.moving
+		}
+		st, err := control.StartSwitch(ctx, request)
 		if err == nil {
 			st, err = control.WaitSwitch(ctx, st.ID, nil)
 		}
@@ -145,9 +234,14 @@ func (l *switchLoad) follow(control *admin.Client) error {
 // Table is the result for people, in Markdown.
 func (r *SwitchResult) Table() string {
 	return fmt.Sprintf("| producers moved | evictions per s | gap p50, ms | p99 | max | neighbours p99 before, µs | during | max | proxy CPU, s | errors |\n|---|---|---|---|---|---|---|---|---|---|\n"+
-		"| %d (%d told where to) | %s | %s | %s | %s | %s | %s | %s | %s | %d |\n\nOthers used %s cores; load average %s.\n",
+		"| %d (%d told where to) | %s | %s | %s | %s | %s | %s | %s | %s | %d |\n\n",
 		r.Moved, r.Assigned, number(r.PerSecond), number(r.GapP50), number(r.GapP99), number(r.GapMax), number(r.NeighboursP99Before), number(r.NeighboursP99During),
-		number(r.NeighboursMaxDuring), number(r.ProxyCPU), r.Errors, number(r.OtherCores), number(r.Load1))
+		number(r.NeighboursMaxDuring), number(r.ProxyCPU), r.Errors) +
+		fmt.Sprintf("In the busiest second %d evictions (the pace: %d per event loop, %d loops), %d connections (%d in all), %d lookups (%d in all). "+
+			"Turns of the loops above 5 ms: %s in %s s before, %s of %s in the %s s of the switch; the longest took %s ms (before: %s). Others used %s cores; load average %s.\n",
+			r.Busiest, r.Pace, r.Loops, r.ConnectsBusiest, r.Connects, r.LookupsBusiest, r.Lookups,
+			number(r.SlowTurnsBefore), number(r.SecondsOfTraffic), number(r.SlowTurnsDuring), number(r.TurnsDuring), number(r.SecondsOfSwitch), number(r.LongestTurnMs), number(r.LongestBeforeMs),
+			number(r.OtherCores), number(r.Load1))
 }
 
 // switchLoad is producers that send one message at a time at fixed intervals and follow CLOSE_PRODUCER as clients do: to the
@@ -162,9 +256,20 @@ type switchLoad struct {
 	start     time.Time
 	sent      int
 
-	gaps                      []time.Duration
-	firstClose, lastClose     time.Time
-	assigned, dropped, errors int
+	gaps                         []time.Duration
+	evictions, connects, lookups []time.Time
+	assigned, dropped, errors    int
+}
+
+// movingNamespace has the topics that move, and no other.
+const movingNamespace = "bench/move"
+
+// topicName is the name of topic i.
+func (m *mover) topicName(i int) string {
+	if m.moves {
+		return fmt.Sprintf("persistent://%s/topic-%07d", movingNamespace, i)
+	}
+	return benchTopic(i)
 }
 
 // maxErrors ends a run that goes wrong.
@@ -207,7 +312,8 @@ func newSwitchLoad(p Params, addr netip.AddrPort) (*switchLoad, error) {
 	for i := range p.Connections {
 		c := &follower{load: l, byAddr: map[string]*followed{}, n: i}
 		for id := range p.Producers {
-			m := &mover{client: c, topic: benchTopic(i*p.Producers + id), stream: stream{tmpl: tmpl, handle: byte(id), next: firstID}, moves: id%2 == 0}
+			m := &mover{client: c, stream: stream{tmpl: tmpl, handle: byte(id), next: firstID}, moves: id%2 == 0}
+			m.topic = m.topicName(i*p.Producers + id)
 			l.producers = append(l.producers, m)
 			if m.moves {
 				l.moving = append(l.moving, m.topic)
@@ -257,6 +363,7 @@ func (c *follower) connection(target string) *followed {
 	}
 	f := &followed{client: c}
 	c.byAddr[target] = f
+	c.load.connects = append(c.load.connects, time.Now())
 	fd, err := dial(c.load.addr, c.n, true)
 	if err == nil {
 		f.conn, err = c.load.loop.add(fd, f)
@@ -277,6 +384,7 @@ func (f *followed) when(m *mover) {
 	}
 	request := uint64(m.stream.handle)
 	if f.client.byAddr[""] == f {
+		f.client.load.lookups = append(f.client.load.lookups, time.Now())
 		f.conn.send(lookupFrame(m.topic, request))
 		return
 	}
@@ -361,10 +469,7 @@ func (f *followed) receipt(m *mover) {
 func (f *followed) evicted(m *mover, url string) {
 	l := f.client.load
 	m.closedAt = time.Now()
-	l.lastClose = m.closedAt
-	if l.firstClose.IsZero() {
-		l.firstClose = m.closedAt
-	}
+	l.evictions = append(l.evictions, m.closedAt)
 	if m.inFlight {
 		l.dropped++
 	}

@@ -242,13 +242,16 @@ func compare(args []string) error {
 func switches(args []string) error {
 	f := flag.NewFlagSet("switch", flag.ContinueOnError)
 	params := loadFlags(f)
+	namespace := f.Bool("namespace", false, "move them all at once, by a rule for their namespace, instead of topic by topic")
 	asJSON := f.Bool("json", false, "print one line of JSON at the end")
 	root := f.String("root", "", "the checkout, for bin/pointsman (default: where this is run)")
 	if err := f.Parse(args); err != nil {
 		return err
 	}
 	return inLab(*root, func(lab *bench.Lab) error {
-		r, err := bench.Switch(lab, params())
+		p := params()
+		p.Namespace = *namespace
+		r, err := bench.Switch(lab, p)
 		if err != nil {
 			return err
 		}
