@@ -217,6 +217,7 @@ func measure(t *target, p Params) (run Run, err error) {
 	case "hold":
 		n := float64(p.Connections)
 		m["kib_per_connection"] = float64(after.PSS-before.PSS) / n
+		m["pss_growth_mib"] = float64(after.PSS-before.PSS) / 1024
 		m["files_per_connection"] = float64(after.Files-before.Files) / n
 	case "stall":
 		m["rss_growth_mib"] = max(float64(after.RSS-before.RSS)/1024, 0.1)

@@ -146,7 +146,7 @@ func (c *cycle) closed(_ *conn, err error) {
 	c.load.fail(fmt.Errorf("a new connection ended before it was answered: %w", err))
 }
 
-// holdLoad keeps bridged connections with one producer each that do nothing but answer PINGs.
+// holdLoad keeps connections that do nothing but answer PINGs: bridged ones with a producer each, or ones for lookups.
 type holdLoad struct {
 	tally
 	held int
@@ -160,7 +160,12 @@ func newHoldLoad(p Params, at server) (*holdLoad, error) {
 		return nil, err
 	}
 	l := &holdLoad{tally: t}
-	links, err := bridges(at, p.Connections, func(k *link, i int) error { return k.producer(benchTopic(i), 0) })
+	var links []*link
+	if p.Unbridged {
+		links, err = connections(at, p.Connections)
+	} else {
+		links, err = bridges(at, p.Connections, func(k *link, i int) error { return k.producer(benchTopic(i), 0) })
+	}
 	if err != nil {
 		l.loop.close()
 		return nil, err

@@ -21,6 +21,7 @@ type Params struct {
 	Stall       string        `json:"stall,omitempty"`
 	Stalled     int           `json:"stalled,omitempty"` // peers that stop reading
 	Topics      int           `json:"topics,omitempty"`
+	Unbridged   bool          `json:"unbridged,omitempty"` // hold: connections for lookups, without a broker behind them
 	Namespace   bool          `json:"namespace,omitempty"` // switch: by one rule for all topics instead of topic by topic
 	TLS         string        `json:"tls,omitempty"`       // where: tlsClients, tlsBrokers or tlsBoth
 	Warmup      time.Duration `json:"warmup_ns"`

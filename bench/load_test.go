@@ -245,6 +245,24 @@ func TestEveryLoadMakesProgressAgainstTheFakeBroker(t *testing.T) {
 	}
 }
 
+func TestConnectionsForLookupsAreHeldWithoutABroker(t *testing.T) {
+	at, ops := startProxy(t, "")
+	l, err := startLoad(Params{Scenario: "hold", Connections: 20, Unbridged: true}.withDefaults(), at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.close()
+	m, err := scrape(ops)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for family, want := range map[string]float64{"pulsar_proxy_active_connections": 20, "pointsman_bridged_connections": 0} {
+		if n, err := m.sum(family, ""); err != nil || n != want {
+			t.Errorf("%s is %v, want %v: %v", family, n, want, err)
+		}
+	}
+}
+
 func TestHealthyTrafficGoesOnBesideStalledPeers(t *testing.T) {
 	addr := startBrokerHere(t, 1)[0]
 	for _, stall := range []string{"consumers", "lookups"} {

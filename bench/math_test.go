@@ -279,6 +279,24 @@ func TestTheStandardSetFitsItsTime(t *testing.T) {
 	t.Logf("a round %s, the slow set %s", round, slow)
 }
 
+func TestTheLineThroughTheSizesIsExtended(t *testing.T) {
+	r := SessionsResult{Sizes: []int{1024, 2048, 4096}, MiB: []float64{5, 7, 11}} // 3 MiB and 2 KiB each
+	r.fit()
+	if math.Abs(r.PerKiB-2) > 1e-9 || math.Abs(r.Fixed-3) > 1e-9 || r.Deviation > 1e-9 || math.Abs(r.Projected-(3+50_000*2/1024.)) > 1e-9 {
+		t.Errorf("%+v", r)
+	}
+	if table := SessionsTable([]SessionsResult{r}); !strings.Contains(table, "2.00 KiB per connection and 3.00 MiB fixed") || !strings.Contains(table, "Projection, not measured: 101 MiB for 50000") {
+		t.Error(table)
+	}
+	r.MiB[1] = 14
+	if r.fit(); r.Deviation < 0.3 {
+		t.Errorf("7 MiB off the line, and the deviation is %v", r.Deviation)
+	}
+	if _, err := Sessions(nil, []int{1, 2}, false, 1, nil); err == nil {
+		t.Error("a line through two sizes")
+	}
+}
+
 func TestTheBusiestSecondMayBeginAnywhere(t *testing.T) {
 	var times []time.Time
 	for _, ms := range []int{0, 900, 1100, 1200, 1899, 1900, 5000} {
@@ -375,7 +393,10 @@ func TestTheRouteTableIsMeasuredAndRight(t *testing.T) {
 	if r.DecideAllocs != 0 || r.DecideNs <= 0 || r.PlainNs <= 0 || r.BytesPerTopic < 20 || r.BytesPerTopic > 500 || r.ChangeP50 <= 0 {
 		t.Errorf("%+v", r)
 	}
-	if table := RoutesTable([]RoutesResult{r}); !strings.Contains(table, "| 5000 |") {
+	if len(r.Writing) != 2 || r.Writing[0].TableNs <= 0 || r.Writing[1].MutexNs <= 0 || r.Writing[1].CopyNs <= 0 || r.Writing[1].ToMutex.Pairs != 10 || r.Writing[0].TableRate <= 0 || r.Writing[0].Copies <= 0 {
+		t.Errorf("%+v", r.Writing)
+	}
+	if table := RoutesTable([]RoutesResult{r}); !strings.Contains(table, "| 5000 |") || !strings.Contains(table, "| 5000 | 2 |") {
 		t.Error(table)
 	}
 }

@@ -27,6 +27,9 @@ func (p Params) Label() string {
 	case "churn", "connect":
 		return fmt.Sprintf("%s %d at a time", p.Scenario, p.Connections)
 	case "hold":
+		if p.Unbridged {
+			return fmt.Sprintf("hold %d connections for lookups", p.Connections)
+		}
 		return fmt.Sprintf("hold %d connections", p.Connections)
 	case "stall":
 		return fmt.Sprintf("stall %d %s", p.Stalled, p.Stall)

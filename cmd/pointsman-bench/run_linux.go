@@ -28,6 +28,7 @@ const usage = `pointsman-bench measures proxies for the Pulsar protocol side by 
   produce, consume, rate, lookup, connect, churn, hold, stall
             the same for the scenario of that name: produce is compare --scenario produce
   switch    topics moved under load: evictions per second and the gap that clients see
+  sessions  memory of idle sessions at several sizes: a line through them, and what it says of more
   routes    the route table in process: load, change, decide
   broker    the fake broker (compare starts it by itself)
   relay     the plain Go relay (compare starts it by itself)
@@ -39,7 +40,7 @@ func run(args []string) error {
 		fmt.Println(usage)
 		return nil
 	}
-	commands := map[string]func([]string) error{"compare": compare, "standard": standard, "switch": switches, "routes": routes, "broker": broker, "relay": relay}
+	commands := map[string]func([]string) error{"compare": compare, "standard": standard, "switch": switches, "sessions": sessions, "routes": routes, "broker": broker, "relay": relay}
 	command := commands[args[0]]
 	if command == nil && slices.Contains(bench.Scenarios, args[0]) {
 		command = func(rest []string) error { return compare(append([]string{"--scenario=" + args[0]}, rest...)) }
@@ -124,6 +125,7 @@ func loadFlags(f *flag.FlagSet) func() bench.Params {
 	f.IntVar(&p.Rate, "rate", 0, "messages per second, for produce (which is then rate), rate and stall")
 	f.StringVar(&p.Stall, "stall", "", "what stalls: consumers or lookups")
 	f.IntVar(&p.Stalled, "stalled", 0, "peers that stop reading")
+	f.BoolVar(&p.Unbridged, "unbridged", false, "hold: connections for lookups, without a broker behind them")
 	f.StringVar(&p.TLS, "tls", "", "TLS 1.3 where: client (load to proxy), broker (proxy to broker) or both; for pointsman, haproxy, haproxy64k and go-relay")
 	f.DurationVar(&p.Warmup, "warmup", 0, "before each measurement")
 	f.DurationVar(&p.Duration, "duration", 0, "of each measurement")
@@ -257,6 +259,41 @@ func switches(args []string) error {
 		}
 		fmt.Println(r.Table())
 		return printJSON(*asJSON, r)
+	})
+}
+
+func sessions(args []string) error {
+	f := flag.NewFlagSet("sessions", flag.ContinueOnError)
+	bridged := f.String("bridged", "2000,4000,6000,8000,9500", "numbers of connections with a broker behind them (two descriptors each), with commas between them")
+	lookups := f.String("lookups", "4000,8000,12000,16000,19000", "numbers of connections for lookups (one descriptor each)")
+	repeat := f.Int("repeat", 2, "runs of each number")
+	asJSON := f.Bool("json", false, "print one line of JSON at the end")
+	root := f.String("root", "", "the checkout, for bin/pointsman (default: where this is run)")
+	if err := f.Parse(args); err != nil {
+		return err
+	}
+	return inLab(*root, func(lab *bench.Lab) error {
+		var results []bench.SessionsResult
+		for _, kind := range []struct {
+			flag, text string
+			unbridged  bool
+		}{{"--bridged", *bridged, false}, {"--lookups", *lookups, true}} {
+			var sizes []int
+			for text := range strings.SplitSeq(kind.text, ",") {
+				n, err := strconv.Atoi(text)
+				if err != nil || n <= 0 {
+					return fmt.Errorf("%s %q: want numbers", kind.flag, kind.text)
+				}
+				sizes = append(sizes, n)
+			}
+			r, err := bench.Sessions(lab, sizes, kind.unbridged, *repeat, os.Stderr)
+			if err != nil {
+				return err
+			}
+			results = append(results, r)
+		}
+		fmt.Println(bench.SessionsTable(results))
+		return printJSON(*asJSON, map[string]any{"scenario": "sessions", "results": results})
 	})
 }
 
