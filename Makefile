@@ -20,7 +20,7 @@ STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
 BENCHSTAT   = golang.org/x/perf/cmd/benchstat@v0.0.0-20260908200009-22c9c6c9d4da
 LDFLAGS     = -s -w -X pointsman/internal/app.Version=$(VERSION)
 
-.PHONY: build demo test test-unit e2e fuzz bench bench-compare bench-peers bench-once robustness lint preflight generate clean
+.PHONY: build demo test test-unit e2e fuzz bench bench-compare bench-peers bench-scale bench-once robustness lint preflight generate clean
 
 build: ## bin/pointsman
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/pointsman ./cmd/pointsman
@@ -57,6 +57,10 @@ bench-compare: ## OLD=file NEW=file, two outputs of make bench
 bench-peers: build ## the standard set beside HAProxy, the official proxy and plain relays, at most 20 minutes; writes BENCHMARKS.md
 	CGO_ENABLED=0 $(GO) build -trimpath -o bin/pointsman-bench ./cmd/pointsman-bench
 	bin/pointsman-bench standard
+
+bench-scale: build ## idle sessions, thousands of connections and moved topics, ten million routes: eight minutes, 8 GB; writes BENCHMARKS.md
+	CGO_ENABLED=0 $(GO) build -trimpath -o bin/pointsman-bench ./cmd/pointsman-bench
+	bin/pointsman-bench scale
 
 robustness: ## hostile and unlucky peers at full size, with the numbers
 	$(GO) test -count=1 -v -timeout 5m -run 'NotTheProtocol|NeverSpeak|StopReading|SlowBroker|NeverRead|EitherDirection|LookupStorm|LookUpAndLeave|CutWith|StopUnderLoad|DrainedClient' ./internal/app

@@ -339,7 +339,7 @@ func TestARateIsForProducersOnly(t *testing.T) {
 func TestOnlyWhatIsBetweenTheMarkersIsReplaced(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "b.md")
 	for _, text := range []string{"one\n", "two\n"} {
-		if err := replaceBetween(file, text); err != nil {
+		if err := replaceBetween(file, peersMarker, text); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -350,7 +350,7 @@ func TestOnlyWhatIsBetweenTheMarkersIsReplaced(t *testing.T) {
 	if err := os.WriteFile(file, append(old, "after\n"...), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if err := replaceBetween(file, "three\n"); err != nil {
+	if err := replaceBetween(file, peersMarker, "three\n"); err != nil {
 		t.Fatal(err)
 	}
 	if now, _ := os.ReadFile(file); string(now) != strings.Replace(string(old), "two", "three", 1)+"after\n" {
@@ -359,7 +359,7 @@ func TestOnlyWhatIsBetweenTheMarkersIsReplaced(t *testing.T) {
 	if err := os.WriteFile(file, []byte("no markers"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if err := replaceBetween(file, "four"); err == nil || !strings.Contains(err.Error(), markerBegin) {
+	if err := replaceBetween(file, peersMarker, "four"); err == nil || !strings.Contains(err.Error(), "<!-- bench-peers: begin -->") {
 		t.Errorf("a file without markers must be refused with what to add: %v", err)
 	}
 }

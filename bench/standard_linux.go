@@ -145,7 +145,7 @@ func Standard(lab *Lab, limit time.Duration, file string, progress io.Writer) er
 	}
 	text := standardText(results, moved, routes, time.Since(start))
 	fmt.Fprintln(progress, text)
-	return replaceBetween(file, text)
+	return replaceBetween(file, peersMarker, text)
 }
 
 // stopTargets ends the targets that are up.
@@ -193,14 +193,15 @@ func writeSummary(file string, results []*Result, moved *SwitchResult, routes []
 	return os.WriteFile(file, append(text, '\n'), 0o644)
 }
 
-// The markers between which the tables are replaced.
+// The names of the markers between which tables are replaced.
 const (
-	markerBegin = "<!-- bench-peers: begin -->"
-	markerEnd   = "<!-- bench-peers: end -->"
+	peersMarker = "bench-peers"
+	scaleMarker = "bench-scale"
 )
 
-// replaceBetween puts text between the markers of file; a file that is missing is made with nothing else in it.
-func replaceBetween(file, text string) error {
+// replaceBetween puts text between the markers of that name in file; a file that is missing is made with nothing else in it.
+func replaceBetween(file, name, text string) error {
+	markerBegin, markerEnd := "<!-- "+name+": begin -->", "<!-- "+name+": end -->"
 	old, err := os.ReadFile(file)
 	if os.IsNotExist(err) {
 		old = []byte("# Benchmarks\n\n" + markerBegin + "\n" + markerEnd + "\n")

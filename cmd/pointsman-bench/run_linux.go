@@ -27,6 +27,7 @@ const usage = `pointsman-bench measures proxies for the Pulsar protocol side by 
   standard  the standard set; writes the tables of BENCHMARKS.md (at most 20 minutes)
   produce, consume, rate, lookup, connect, churn, hold, stall
             the same for the scenario of that name: produce is compare --scenario produce
+  scale     idle sessions, thousands of connections, thousands of topics moved, ten million routes; writes into BENCHMARKS.md
   switch    topics moved under load: evictions per second and the gap that clients see
   sessions  memory of idle sessions at several sizes: a line through them, and what it says of more
   routes    the route table in process: load, change, decide
@@ -40,7 +41,7 @@ func run(args []string) error {
 		fmt.Println(usage)
 		return nil
 	}
-	commands := map[string]func([]string) error{"compare": compare, "standard": standard, "switch": switches, "sessions": sessions, "routes": routes, "broker": broker, "relay": relay}
+	commands := map[string]func([]string) error{"compare": compare, "standard": standard, "scale": scale, "switch": switches, "sessions": sessions, "routes": routes, "broker": broker, "relay": relay}
 	command := commands[args[0]]
 	if command == nil && slices.Contains(bench.Scenarios, args[0]) {
 		command = func(rest []string) error { return compare(append([]string{"--scenario=" + args[0]}, rest...)) }
@@ -330,6 +331,18 @@ func printJSON(asked bool, v any) error {
 		fmt.Println(string(line))
 	}
 	return err
+}
+
+func scale(args []string) error {
+	f := flag.NewFlagSet("scale", flag.ContinueOnError)
+	file := f.String("file", "BENCHMARKS.md", "where the tables go, between its markers")
+	root := f.String("root", "", "the checkout (default: where this is run)")
+	if err := f.Parse(args); err != nil {
+		return err
+	}
+	return inLab(*root, func(lab *bench.Lab) error {
+		return bench.Scale(lab, filepath.Join(lab.Root, *file), os.Stderr)
+	})
 }
 
 func standard(args []string) error {
