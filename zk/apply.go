@@ -36,18 +36,24 @@ const (
 
 // found is what a change found in the store.
 type found struct {
-	buckets   map[int]*store.Bucket // never nil values; empty ones do not exist as nodes
-	stats     map[int]*zk.Stat      // of the buckets that exist
-	rules     []route.Rule
-	rulesStat *zk.Stat // nil: not read
-	segment   int64
-	headStat  *zk.Stat
-	record    *switching.Record // of the change's own switch id; nil: there is none
+	buckets map[int]*store.Bucket // never nil values
+	stats   map[int]*zk.Stat      // of the buckets that exist
+	moving  map[int]*movingNode   // of those of which something moves
+	// movingStat is that of the node above them all.
+	movingStat *zk.Stat
+	rules      []route.Rule
+	rulesStat  *zk.Stat // nil: not read
+	segment    int64
+	headStat   *zk.Stat
+	record     *switching.Record // of the change's own switch id; nil: there is none
 
 	recordNode node
 }
 
 func (b *found) entry(topic string) (route.Entry, bool) {
+	if e, ok := b.moving[route.Bucket(topic)].entry(topic); ok {
+		return e, true
+	}
 	return b.buckets[route.Bucket(topic)].Entry(topic)
 }
 
@@ -168,9 +174,11 @@ type changeWrite struct {
 	found  *found
 }
 
-func (w *changeWrite) look(ctx context.Context) (err error) {
-	w.found, err = w.s.before(ctx, w.change)
-	return err
+func (w *changeWrite) look(ctx context.Context) error {
+	return w.s.synced(ctx, func() (err error) {
+		w.found, err = w.s.before(ctx, w.change)
+		return err
+	})
 }
 
 func (w *changeWrite) done() bool {
@@ -197,17 +205,19 @@ func (w *changeWrite) written(results []zk.MultiResponse, ops []any) {
 	w.s.wrote(w.found, results[len(results)-1].String, ops[len(ops)-1].(*zk.CreateRequest).Data)
 }
 
-// before reads, as of now, everything that c depends on.
+// before reads everything that c depends on.
 func (s *Store) before(ctx context.Context, c store.Change) (*found, error) {
-	if err := s.sync(ctx); err != nil {
-		return nil, err
-	}
 	b := &found{buckets: map[int]*store.Bucket{}, stats: map[int]*zk.Stat{}}
 	var indexes []int
 	for _, e := range c.Entries {
 		if index := route.Bucket(e.Topic); b.buckets[index] == nil {
 			b.buckets[index] = store.NewBucket(nil)
 			indexes = append(indexes, index)
+		}
+	}
+	if len(indexes) > 0 {
+		if err := s.findMoving(ctx, b, indexes); err != nil {
+			return nil, err
 		}
 	}
 	buckets := make([]*store.Bucket, len(indexes))
@@ -241,26 +251,9 @@ func (s *Store) before(ctx context.Context, c store.Change) (*found, error) {
 // writes are the operations that carry c out; the last one writes the history entry. It alters b.
 func (s *Store) writes(b *found, c store.Change) ([]any, error) {
 	out := newBatch()
-	for _, e := range c.Entries {
-		b.buckets[route.Bucket(e.Topic)].Set(e.Topic, e.After)
-	}
-	for index, bucket := range b.buckets {
-		path, stat := s.bucketPath(index), b.stats[index]
-		if bucket.Len() == 0 {
-			if stat != nil {
-				out.add(path, nil, &zk.DeleteRequest{Path: path, Version: stat.Version})
-			}
-			continue
-		}
-		data := bucket.Append(nil)
-		switch {
-		case len(data) > store.MaxBucketBytes:
-			return nil, fmt.Errorf("bucket %04d would have %d bytes with %d entries, more than the %d that a bucket may have: "+
-				"replace entries by namespace rules", index, len(data), bucket.Len(), store.MaxBucketBytes)
-		case stat == nil:
-			out.add(path, data, &zk.CreateRequest{Path: path, Data: data, Acl: s.acl})
-		default:
-			out.add(path, data, &zk.SetDataRequest{Path: path, Data: data, Version: stat.Version})
+	if len(c.Entries) > 0 {
+		if err := s.writeEntries(out, b, c.Entries); err != nil {
+			return nil, err
 		}
 	}
 	if len(c.Rules) > 0 {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -22,9 +23,12 @@ const (
 	watchChunk = 64
 	// rulesNode is the place of the rules behind those of the buckets.
 	rulesNode = route.BucketCount
+	// movingList is the index of the list of the moving nodes.
+	movingList = -1
 )
 
-// mapWatch is one Watch: a data watch on each bucket, on those that do not exist too, and on the rules.
+// mapWatch is one Watch: a data watch on each bucket, on those that do not exist too, and on the rules; one on the list of
+// the moving nodes and on each of those, which are few.
 //
 // One watch per bucket is cheap for both sides (a few hundred bytes) and needs to trust nobody: a bucket that was
 // written by hand is seen as well. A watch on the children of routes would tell less, and a shared change counter
@@ -37,9 +41,14 @@ type mapWatch struct {
 	mu    sync.Mutex
 	dirty [rulesNode + 1]bool // guarded by mu
 	all   bool                // guarded by mu: connected anew, compare everything
+	// Guarded by mu: the same of the moving nodes.
+	dirtyMoving [route.BucketCount]bool
+	listMoving  bool
 
 	// Owned by the goroutine of Watch:
 	known     [rulesNode + 1]known
+	moving    map[int]followed
+	session   int64  // that of the last sync
 	treeFault string // what was last reported of the whole tree
 }
 
@@ -68,7 +77,7 @@ func (s *Store) Resume(ctx context.Context, have store.Known, sink func(store.Up
 		}
 		return err
 	}
-	w := &mapWatch{s: s, signal: make(chan struct{}, 1), all: true}
+	w := &mapWatch{s: s, signal: make(chan struct{}, 1), all: true, moving: map[int]followed{}}
 	if have.Map == *s.mapID.Load() {
 		for index, version := range have.Versions {
 			if index >= 0 && index < route.BucketCount {
@@ -118,11 +127,19 @@ func (s *Store) bootForWatch(ctx context.Context) error {
 // event is called on the library's goroutine.
 func (w *mapWatch) event(path string) {
 	index := -1
-	if name, ok := strings.CutPrefix(path, w.s.root+"/routes/"); ok {
+	switch kind, name, _ := strings.Cut(strings.TrimPrefix(path, w.s.root+"/"), "/"); kind {
+	case "moving":
+		if i, ok := bucketIndex(name); ok || name == "" {
+			if !ok {
+				i = movingList
+			}
+			w.movingEvent(i)
+		}
+	case "routes":
 		if i, ok := bucketIndex(name); ok {
 			index = i
 		}
-	} else if path == w.s.root+"/rules" {
+	case "rules":
 		index = rulesNode
 	}
 	if index < 0 {
@@ -152,29 +169,34 @@ func (w *mapWatch) wake() {
 func (w *mapWatch) pass(ctx context.Context, synced *bool, sink func(store.Update)) {
 	w.mu.Lock()
 	all := w.all
-	var indexes []int
-	for i := range w.dirty {
-		if all || w.dirty[i] {
-			indexes = append(indexes, i)
-			w.dirty[i] = false
-		}
-	}
+	dirty, dirtyMoving, listMoving := w.dirty, w.dirtyMoving, w.listMoving || all
+	w.dirty, w.dirtyMoving, w.listMoving = [len(w.dirty)]bool{}, [len(w.dirtyMoving)]bool{}, false
 	w.all = false
 	w.mu.Unlock()
-	if len(indexes) == 0 {
+	indexes, moving := marked(dirty[:], all), marked(dirtyMoving[:], false)
+	if len(indexes) == 0 && len(moving) == 0 && !listMoving {
 		return
 	}
 	var err error
-	session := w.s.client.lease.announcedIn()
+	announced := w.s.client.lease.announcedIn()
 	whole := all
 	if all {
 		// A new session may be with a follower that is behind.
+		w.session = w.s.client.sessionID()
 		err = w.s.sync(ctx)
 	}
 	if err == nil {
 		err = w.checkTree(ctx)
 	}
+	var others []int
+	if err == nil {
+		others, err = w.followMoving(ctx, listMoving, moving)
+	}
 	if ctx.Err() != nil {
+		return
+	}
+	if errors.Is(err, errStale) {
+		w.connected()
 		return
 	}
 	if err != nil {
@@ -182,6 +204,12 @@ func (w *mapWatch) pass(ctx context.Context, synced *bool, sink func(store.Updat
 		return
 	}
 	w.treeFault = ""
+	for _, index := range others {
+		w.known[index].seen = false // delivered once more, with other entries over it
+		indexes = append(indexes, index)
+	}
+	slices.Sort(indexes)
+	indexes = slices.Compact(indexes)
 	for len(indexes) > 0 && ctx.Err() == nil {
 		n := min(len(indexes), watchChunk)
 		last := n == len(indexes)
@@ -201,9 +229,20 @@ func (w *mapWatch) pass(ctx context.Context, synced *bool, sink func(store.Updat
 		u.Synced = *synced
 		sink(u)
 	}
-	if whole && session != 0 && session == w.s.client.sessionID() {
+	if session := w.s.client.sessionID(); whole && announced == session && w.session == session {
 		w.s.client.lease.watched(w, session)
 	}
+}
+
+// marked are the indexes of what is true, or all.
+func marked(marks []bool, all bool) []int {
+	var indexes []int
+	for i, marked := range marks {
+		if all || marked {
+			indexes = append(indexes, i)
+		}
+	}
+	return indexes
 }
 
 // allBad reports that nothing of the tree can be used, once for each reason, and looks again after a while.
@@ -246,7 +285,15 @@ func (w *mapWatch) read(ctx context.Context, indexes []int, all bool) store.Upda
 	u := store.Update{Map: *w.s.mapID.Load()}
 	_ = parallel(len(indexes), func(i int) error {
 		index := indexes[i]
+		over := w.moving[index]
+		if over.movingNode != nil || over.err != nil {
+			w.known[index].copied = "" // of the copy nobody knows what was laid over it
+		}
 		n, found, err := w.node(ctx, index, all)
+		if err == nil && over.err != nil {
+			w.known[index].seen = false
+			err = over.err
+		}
 		if err == nil && found == asKnown {
 			return nil
 		}
@@ -306,15 +353,18 @@ func (w *mapWatch) decode(index int, n node) (part, error) {
 	case index == rulesNode:
 		rules, err := decodeRules(n.data)
 		return part{rules: rules}, err
-	case !n.exists():
-		return part{}, nil
+	}
+	over := w.moving[index].movingNode
+	if !n.exists() {
+		return part{entries: over.over(nil)}, nil
 	}
 	b, err := store.DecodeBucket(index, n.data)
 	if err != nil {
 		return part{}, fmt.Errorf("%s: %w", w.s.bucketPath(index), err)
 	}
-	p := part{entries: b.Entries()}
-	if b.Understood() {
+	understood := b.Understood()
+	p := part{entries: over.over(b)}
+	if understood && over == nil {
 		p.version = version(n.stat)
 	}
 	return p, nil

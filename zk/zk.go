@@ -51,12 +51,15 @@ type Config struct {
 //
 //	meta                     {"format":1,"id":…}: written last when the tree is made, so where it is the tree is whole
 //	rules                    all rules
-//	routes/0000 … 1023       the buckets (store.Bucket); a node exists only while its bucket has entries
+//	routes/0000 … 1023       the buckets (store.Bucket); a node exists from the first entry of its bucket on
+//	moving/0000 … 1023       entries that are prepared or fenced (store.Bucket); a node exists only while there are any
 //	members/<proxy>          persistent: the roster
-//	proxies/<proxy>          ephemeral: who is alive
-//	switches/<id>            record; acks/<proxy>@<incarnation> below it
+//	proxies/<proxy>          ephemeral: who is connected, with its incarnation
+//	tombstones/<proxy>@<incarnation>  members that were forgotten
+//	leader                   ephemeral: who leads
+//	switches/<id>            record; acks/<attempt>-<phase>-<proxy>@<incarnation> below it
 //	history                  {"segment":n}: the segment that is written to
-//	history/<segment>/<c|s>-<seq>  changes; "s" those that made a switch
+//	history/<segment>/<c|s|r>-<seq>  changes; "s" those that made a switch, "r" switches that were made without one
 //	tagkey                   the key for tagged broker addresses; never readable by everybody when there are credentials
 //
 // Without credentials everybody who reaches the ensemble can read the tag key and so forge tagged addresses: then keep
@@ -169,22 +172,46 @@ func (s *Store) Entry(ctx context.Context, topic string) (route.Entry, bool, err
 	ctx, cancel := withDefaultTimeout(ctx)
 	defer cancel()
 	index := route.Bucket(topic)
-	if err := s.fresh(ctx); err != nil {
+	if err := s.boot(ctx); err != nil {
 		return route.Entry{}, false, err
 	}
-	b, _, err := s.bucket(ctx, index)
-	if err != nil || b == nil {
-		return route.Entry{}, false, err
-	}
-	e, ok := b.Entry(topic)
-	return e, ok, nil
+	var e route.Entry
+	var ok bool
+	err := s.synced(ctx, func() error {
+		m, err := s.moving(ctx, index)
+		if err != nil {
+			return err
+		}
+		if e, ok = m.entry(topic); ok {
+			return nil
+		}
+		b, _, err := s.bucket(ctx, index)
+		if err == nil && b != nil {
+			e, ok = b.Entry(topic)
+		}
+		return err
+	})
+	return e, ok, err
 }
 
 // Entries implements store.Store.
 func (s *Store) Entries(ctx context.Context) ([]route.Entry, error) {
 	ctx, cancel := withDefaultTimeout(ctx)
 	defer cancel()
-	if err := s.fresh(ctx); err != nil {
+	if err := s.boot(ctx); err != nil {
+		return nil, err
+	}
+	var all []route.Entry
+	err := s.synced(ctx, func() (err error) {
+		all, err = s.entries(ctx)
+		return err
+	})
+	return all, err
+}
+
+func (s *Store) entries(ctx context.Context) ([]route.Entry, error) {
+	moving, err := s.allMoving(ctx)
+	if err != nil {
 		return nil, err
 	}
 	names, err := s.children(ctx, s.root+"/routes")
@@ -198,8 +225,8 @@ func (s *Store) Entries(ctx context.Context) ([]route.Entry, error) {
 			return nil // not ours
 		}
 		b, _, err := s.bucket(ctx, index)
-		if err == nil && b != nil {
-			buckets[i] = b.Entries()
+		if err == nil {
+			buckets[i] = moving[index].over(b)
 		}
 		return err
 	})
