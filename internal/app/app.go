@@ -99,6 +99,7 @@ func newOn(ctx context.Context, st store.Store, cfg *config.Config, log *slog.Lo
 		}
 	}
 	a.maps = newMapKeeper(a.store, log, disk)
+	a.maps.def = cfg.DefaultCluster
 	if err := a.maps.loadCopy(); err != nil {
 		log.Error("no map from the disk", "err", err)
 	}
@@ -228,6 +229,7 @@ func (a *App) openEngine() error {
 		ParkTime:  parkTime, MaxParked: max(l.ParkedRequests/loops, 1),
 		ReceiptWait: e.ReceiptWait.Std(), EvictRate: e.Rate, EvictBurst: e.Burst, EvictJitter: e.Jitter.Std(),
 		Table: a.maps.table.Load, Clusters: a.clusters.set.Load,
+		Lease: func() bool { return a.store.Lease() > store.Boottime() },
 	}
 	var seed [8]byte
 	if _, err := rand.Read(seed[:]); err != nil {
@@ -465,13 +467,35 @@ func (a *App) drain(ctx context.Context) {
 	if err := a.engine.Shutdown(until); err != nil {
 		a.log.Warn("event loops did not end in time", "err", err)
 	}
-	if err := a.store.Unregister(until); err != nil {
-		a.log.Warn("this proxy could not be taken off the roster", "err", err)
-	}
+	a.leaveRoster(until)
 	if err := a.admin.Shutdown(until); err != nil {
 		a.log.Warn("operations port did not end in time", "err", err)
 	}
 	a.log.Info("stopped")
+}
+
+// leaveRoster ends the membership of a proxy that has closed its last connection. From then on switches do not wait for it, so its
+// copy of the map must not be served again.
+func (a *App) leaveRoster(ctx context.Context) {
+	copy := a.maps.copy
+	if copy != nil {
+		if err := copy.setAside(); err != nil {
+			a.log.Warn("this proxy stays on the roster: its copy of the map could not be put aside", "err", err)
+			return
+		}
+	}
+	if err := a.store.Unregister(ctx); err != nil {
+		a.log.Warn("this proxy could not be taken off the roster: it keeps its copy of the map, and planned switches wait until it is back or forgotten (pointsman proxies forget)", "err", err)
+		if copy != nil {
+			if err := copy.takeBack(); err != nil {
+				a.log.Warn("the copy of the map was lost: this proxy starts again only with the map store", "err", err)
+			}
+		}
+		return
+	}
+	if copy != nil {
+		copy.discard()
+	}
 }
 
 // waitUntil polls; it serves a process that is about to end.

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 	"time"
 
 	"pointsman/core/route"
@@ -20,7 +21,13 @@ import (
 // diskCopy is the last good map on the disk of a proxy whose store is elsewhere: what is served after a restart while
 // the store is away, and what need not be read again when it answers. The file is a JSON header line, the stored buckets,
 // each with index and length in front, and a SHA-256 of all of it.
-type diskCopy struct{ path string }
+type diskCopy struct {
+	path   string
+	moving *movingCopy
+
+	mu    sync.Mutex // held while the file is replaced or put aside
+	aside bool       // guarded by mu: nothing is saved any more
+}
 
 type copyHeader struct {
 	Format  int          `json:"format"`
@@ -52,7 +59,7 @@ func newDiskCopy(dir string) (*diskCopy, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("state_dir: %w", err)
 	}
-	return &diskCopy{path: filepath.Join(dir, "last-good-map")}, nil
+	return &diskCopy{path: filepath.Join(dir, "last-good-map"), moving: newMovingCopy(dir)}, nil
 }
 
 // save replaces the copy, atomically and durably.
@@ -76,7 +83,53 @@ func (d *diskCopy) save(m servedMap, now time.Time) error {
 	}
 	body := append(append(head, '\n'), slices.Concat(buckets...)...)
 	sum := sha256.Sum256(body)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.aside {
+		return nil
+	}
 	return writeDurably(d.path, append(body, sum[:]...))
+}
+
+// asideSuffix is that of a copy which is not loaded.
+const asideSuffix = ".left"
+
+// setAside keeps the copy from being loaded again, durably; takeBack undoes it, and discard ends it.
+func (d *diskCopy) setAside() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.aside = true
+	err := errors.Join(renameIfThere(d.path, d.path+asideSuffix), renameIfThere(d.moving.path, d.moving.path+asideSuffix))
+	return errors.Join(err, syncDir(filepath.Dir(d.path)))
+}
+
+func (d *diskCopy) takeBack() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.aside = false
+	// The small one first: without it the other one must not be loaded.
+	err := renameIfThere(d.moving.path+asideSuffix, d.moving.path)
+	return errors.Join(err, renameIfThere(d.path+asideSuffix, d.path))
+}
+
+func (d *diskCopy) discard() {
+	_ = os.Remove(d.path + asideSuffix)
+	_ = os.Remove(d.moving.path + asideSuffix)
+}
+
+func renameIfThere(from, to string) error {
+	if err := os.Rename(from, to); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+func syncDir(path string) error {
+	dir, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(dir.Sync(), dir.Close())
 }
 
 // load reads the copy; a nil table means that there is none.
@@ -161,9 +214,5 @@ func writeDurably(path string, data []byte) error {
 	if err := os.Rename(f.Name(), path); err != nil {
 		return err
 	}
-	dir, err := os.Open(filepath.Dir(path))
-	if err != nil {
-		return err
-	}
-	return errors.Join(dir.Sync(), dir.Close())
+	return syncDir(filepath.Dir(path))
 }

@@ -25,6 +25,8 @@ type mapKeeper struct {
 	loops poster
 	copy  *diskCopy // nil without a state directory
 	self  func() store.Proxy
+	def   string // cluster of topics that no rule decides
+	mover *mover
 
 	table atomic.Pointer[route.Table] // written under mu
 	mu    sync.Mutex                  // guards known, and that it is of table
@@ -63,6 +65,7 @@ const (
 
 func newMapKeeper(st store.Store, log *slog.Logger, copy *diskCopy) *mapKeeper {
 	k := &mapKeeper{store: st, log: log, copy: copy, changed: make(chan struct{}, 1), badNow: make(map[int]bool), work: make(chan func(), 1024), loaded: make(chan struct{})}
+	k.mover = newMover(k)
 	k.load = sync.OnceFunc(func() { close(k.loaded) })
 	k.table.Store(route.Empty())
 	return k
@@ -78,9 +81,18 @@ func (k *mapKeeper) loadCopy() error {
 	if err != nil || table == nil {
 		return err
 	}
+	if table, err = k.copy.moving.load(table); err != nil {
+		return err
+	}
 	k.table.Store(table)
 	k.known, k.onDisk = m.known, m
 	k.onDisk.known.Versions = maps.Clone(m.known.Versions)
+	for e := range table.Each {
+		if e.State != route.StateActive {
+			delete(k.known.Versions, route.Bucket(e.Topic)) // what has become of it is to be read
+			k.mover.begin(e)
+		}
+	}
 	k.load()
 	k.log.Info("serving the map from the disk until the store answers", "saved", saved.Format(time.RFC3339), "entries", table.Len(), "digest", table.Digest())
 	return nil
@@ -101,6 +113,7 @@ func (k *mapKeeper) run(ctx context.Context) error {
 		})
 	}
 	k.tasks.Go(func() { k.saveChanges(ctx) })
+	k.tasks.Go(func() { k.mover.run(ctx) })
 	err := k.watch(ctx, func(u store.Update) { k.update(ctx, u) })
 	if ctx.Err() != nil {
 		err = nil
@@ -250,13 +263,16 @@ func (k *mapKeeper) apply(ctx context.Context, u store.Update, first bool) {
 	case k.changed <- struct{}{}:
 	default:
 	}
-	if first {
-		k.reviewAll(ctx, nil, session.Assigned{})
-		return
-	}
 	for _, topic := range changes.Topics {
 		e, _ := next.Entry(topic)
-		k.evictTopic(ctx, topic, e.SwitchID)
+		if !k.mover.takes(topic, e) && !first {
+			k.evictTopic(ctx, topic, switching.KeyOf(e))
+		}
+	}
+	if first {
+		k.mover.takeAll()
+		k.reviewAll(ctx, nil, session.Assigned{})
+		return
 	}
 	if len(changes.Scopes) > 0 {
 		k.review(ctx, next, changes.Scopes)
@@ -292,17 +308,17 @@ func (k *mapKeeper) applySingly(table *route.Table, u *store.Update) (*route.Tab
 
 // evictTopic has the handles of a moved topic closed on every loop, with the addresses that its switch looked up, and
 // acknowledges the switch.
-func (k *mapKeeper) evictTopic(ctx context.Context, topic, switchID string) {
-	do := func(assigned session.Assigned, switches ...string) {
+func (k *mapKeeper) evictTopic(ctx context.Context, topic string, by switching.Key) {
+	do := func(assigned session.Assigned, switches ...switching.Key) {
 		k.onLoops(ctx, switches, topic, func(now time.Time, sh *session.Shard, done func(session.Evicted)) {
 			sh.Evict(now, topic, assigned, done)
 		})
 	}
-	if switchID == "" {
+	if by.Switch == "" {
 		do(session.Assigned{})
 		return
 	}
-	k.later(ctx, func() { do(k.assigned(ctx, switchID), switchID) })
+	k.later(ctx, func() { do(k.assigned(ctx, by.Switch), by) })
 }
 
 func (k *mapKeeper) assigned(ctx context.Context, switchID string) session.Assigned {
@@ -326,10 +342,10 @@ func (k *mapKeeper) later(ctx context.Context, f func()) {
 
 // review has every handle checked: rules have changed.
 func (k *mapKeeper) review(ctx context.Context, table *route.Table, scopes []string) {
-	var switches []string
+	var switches []switching.Key
 	for _, scope := range scopes {
 		if r, ok := table.Rule(scope); ok && r.SwitchID != "" {
-			switches = append(switches, r.SwitchID)
+			switches = append(switches, switching.Key{Switch: r.SwitchID})
 		}
 	}
 	if len(switches) == 0 {
@@ -337,17 +353,17 @@ func (k *mapKeeper) review(ctx context.Context, table *route.Table, scopes []str
 		return
 	}
 	// Two switches in one event of the watch are rare: clients of all but the last look their topics up.
-	k.later(ctx, func() { k.reviewAll(ctx, switches, k.assigned(ctx, switches[len(switches)-1])) })
+	k.later(ctx, func() { k.reviewAll(ctx, switches, k.assigned(ctx, switches[len(switches)-1].Switch)) })
 }
 
-func (k *mapKeeper) reviewAll(ctx context.Context, switches []string, assigned session.Assigned) {
+func (k *mapKeeper) reviewAll(ctx context.Context, switches []switching.Key, assigned session.Assigned) {
 	k.onLoops(ctx, switches, "(all that follow the rules)", func(now time.Time, sh *session.Shard, done func(session.Evicted)) {
 		sh.Review(now, assigned, done)
 	})
 }
 
 // onLoops runs an eviction on every loop; when all have ended it acknowledges the switches.
-func (k *mapKeeper) onLoops(ctx context.Context, switches []string, name string, start func(time.Time, *session.Shard, func(session.Evicted))) {
+func (k *mapKeeper) onLoops(ctx context.Context, switches []switching.Key, name string, start func(time.Time, *session.Shard, func(session.Evicted))) {
 	g := &gathering{left: k.loops.Loops()}
 	finish := func(e session.Evicted) {
 		total, last := g.add(e)
@@ -355,12 +371,12 @@ func (k *mapKeeper) onLoops(ctx context.Context, switches []string, name string,
 			return
 		}
 		if total.Producers+total.Consumers > 0 {
-			k.log.Info("clients were told that their topic moved", "topic", name, "switch", strings.Join(switches, ","),
+			k.log.Info("clients were told that their topic moved", "topic", name, "switch", switchIDs(switches),
 				"producers", total.Producers, "consumers", total.Consumers, "unresolved", total.Unresolved)
 		}
-		for _, id := range switches {
+		for _, key := range switches {
 			// This runs on an event loop: the ack is written elsewhere.
-			go k.acknowledge(ctx, id, total)
+			go k.acknowledge(ctx, key, total)
 		}
 	}
 	for i := range k.loops.Loops() {
@@ -368,6 +384,14 @@ func (k *mapKeeper) onLoops(ctx context.Context, switches []string, name string,
 			finish(session.Evicted{})
 		}
 	}
+}
+
+func switchIDs(switches []switching.Key) string {
+	ids := make([]string, len(switches))
+	for i, key := range switches {
+		ids[i] = key.Switch
+	}
+	return strings.Join(ids, ",")
 }
 
 // gathering sums what the loops report.
@@ -385,15 +409,16 @@ func (g *gathering) add(e session.Evicted) (total session.Evicted, last bool) {
 	return g.total, g.left == 0
 }
 
-func (k *mapKeeper) acknowledge(ctx context.Context, switchID string, e session.Evicted) {
+func (k *mapKeeper) acknowledge(ctx context.Context, by switching.Key, e session.Evicted) {
 	ctx, cancel := context.WithTimeout(ctx, ackTimeout)
 	defer cancel()
 	self := k.self()
-	err := k.store.PutAck(ctx, switchID, switching.Ack{
-		Proxy: self.ID, Incarnation: self.Incarnation, Producers: e.Producers, Consumers: e.Consumers, Unresolved: e.Unresolved, At: time.Now(),
+	err := k.store.PutAck(ctx, by.Switch, switching.Ack{
+		Attempt: by.Attempt, Phase: switching.StateEvicting, Proxy: self.ID, Incarnation: self.Incarnation,
+		Producers: e.Producers, Consumers: e.Consumers, Unresolved: e.Unresolved, At: time.Now(),
 	})
 	if err != nil && ctx.Err() == nil {
-		k.log.Warn("a switch could not be acknowledged: it will be shown as incomplete", "switch", switchID, "err", err)
+		k.log.Warn("a switch could not be acknowledged: it will be shown as incomplete", "switch", by.Switch, "err", err)
 	}
 }
 
@@ -417,6 +442,9 @@ func (k *mapKeeper) saveChanges(ctx context.Context) {
 			return
 		}
 		k.onDisk = m
+		if err := k.copy.moving.settle(m.table); err != nil {
+			k.log.Error("the disk copy of moving topics could not be cleared", "err", err)
+		}
 	}
 	for {
 		select {

@@ -55,6 +55,9 @@ func (a *App) Ready() (ok bool, reasons []string) {
 	default:
 		reasons = append(reasons, "the clusters were not asked yet")
 	}
+	if topics := a.maps.mover.held(); len(topics) > 0 {
+		reasons = append(reasons, "without the map store, topics in a switch wait here: "+heldText(topics))
+	}
 	return len(reasons) == 0, reasons
 }
 

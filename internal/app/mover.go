@@ -1,0 +1,356 @@
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"pointsman/core/route"
+	"pointsman/core/session"
+	"pointsman/core/switching"
+	"pointsman/store"
+)
+
+// mover is this process's part in planned switches: for each topic that moves it keeps a switching.Proxy, and does what that one
+// owes: tell the loops, write the disk copy, acknowledge. mapKeeper tells it of entries; the loops tell it of fences.
+type mover struct {
+	k       *mapKeeper
+	started time.Time
+
+	mu     sync.Mutex
+	life   context.Context         // guarded by mu; nil before run
+	topics map[string]*movingTopic // guarded by mu, with what is in it
+	leased bool                    // guarded by mu: the last look at the lease
+	tasks  sync.WaitGroup
+}
+
+// movingTopic is one topic of a mover.
+type movingTopic struct {
+	p       switching.Proxy
+	busy    bool            // its disk copy or its ack is being written
+	pending int             // evictions that the loops have not reported
+	fenced  session.Fenced  // of the last fence
+	evicted session.Evicted // of the last eviction
+}
+
+const (
+	// ackRetry is the pause after an ack, or a disk copy, that could not be written.
+	ackRetry = 200 * time.Millisecond
+	// leaseLook is how often a mover looks whether the lease was lost or has come back.
+	leaseLook = 200 * time.Millisecond
+)
+
+func newMover(k *mapKeeper) *mover {
+	return &mover{k: k, started: time.Now(), topics: make(map[string]*movingTopic)}
+}
+
+// begin starts with an entry that was moving when the process before this one ended.
+func (v *mover) begin(e route.Entry) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.topics[e.Topic] = &movingTopic{p: switching.NewProxy(v.started, e)}
+}
+
+// run looks after the lease until ctx ends.
+func (v *mover) run(ctx context.Context) {
+	v.mu.Lock()
+	v.life = ctx
+	for topic := range v.topics {
+		v.step(topic)
+	}
+	v.mu.Unlock()
+	ticker := time.NewTicker(leaseLook)
+	defer ticker.Stop()
+	for ctx.Err() == nil {
+		select {
+		case <-ticker.C:
+			v.lookAtLease(v.k.store.Lease() > store.Boottime())
+		case <-ctx.Done():
+		}
+	}
+	v.tasks.Wait()
+}
+
+// lookAtLease has everything count as unread while there is no lease. When there is one again, the map was read since.
+func (v *mover) lookAtLease(leased bool) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if leased == v.leased {
+		return
+	}
+	v.leased = leased
+	for topic, m := range v.topics {
+		if leased {
+			m.p.Learn(v.entry(topic))
+			v.step(topic)
+		} else {
+			m.p.SessionLost()
+		}
+	}
+}
+
+// takes tells whether a changed entry is the mover's business, and if so learns it. The table that the sessions ask has it already.
+func (v *mover) takes(topic string, e route.Entry) bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	m := v.topics[topic]
+	if m == nil {
+		if e.State == route.StateActive {
+			return false
+		}
+		m = &movingTopic{p: switching.NewProxy(v.started, route.Entry{})}
+		v.topics[topic] = m
+	}
+	m.p.Learn(v.entry(topic))
+	v.step(topic)
+	return true
+}
+
+// takeAll learns the entry of every topic that moves by what this process knows, after the whole map was read.
+func (v *mover) takeAll() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for topic, m := range v.topics {
+		m.p.Learn(v.entry(topic))
+		v.step(topic)
+	}
+}
+
+// entry is what the map says of a topic, by an entry of its own or by the rules.
+func (v *mover) entry(topic string) route.Entry {
+	table := v.k.table.Load()
+	e, ok := table.Entry(topic)
+	if ok && !e.Floor() {
+		return e
+	}
+	t, err := route.ParseTopic(topic)
+	if err != nil {
+		panic("app: the map holds an entry of " + topic + ", which is no topic: " + err.Error())
+	}
+	d := table.Decide(t, v.k.def)
+	return route.Entry{Topic: topic, Cluster: d.Cluster, Epoch: d.Epoch, SwitchID: e.SwitchID, Attempt: e.Attempt}
+}
+
+// step does what is owed for a topic; mu is held.
+func (v *mover) step(topic string) {
+	if v.life == nil || v.life.Err() != nil {
+		return
+	}
+	m := v.topics[topic]
+	for m != nil {
+		duty := m.p.Next(time.Now())
+		switch duty.Do {
+		case switching.DoNothing:
+			// Without a lease something may be owed that only a contact with the store brings up.
+			if v.leased && !m.busy && m.pending == 0 && m.p.Entry().State == route.StateActive {
+				delete(v.topics, topic)
+			}
+			return
+		case switching.DoPrepare, switching.DoFence, switching.DoRelease, switching.DoEvict:
+			m.p.Told(duty.Entry)
+			v.tell(m, duty)
+		case switching.DoSave, switching.DoAck:
+			if !m.busy {
+				m.busy = true
+				v.tasks.Go(func() { v.perform(m, duty) })
+			}
+			return
+		}
+	}
+}
+
+// tell hands an entry to the loops.
+func (v *mover) tell(m *movingTopic, duty switching.Duty) {
+	e := duty.Entry
+	switch duty.Do {
+	case switching.DoPrepare:
+		v.k.log.Info("a topic is prepared for its move", "topic", e.Topic, "switch", e.SwitchID, "attempt", e.Attempt, "cluster", e.Cluster)
+		for i := range v.k.loops.Loops() {
+			v.k.loops.Post(i, func(now time.Time, sh *session.Shard) { sh.Prepare(now, e.Topic) })
+		}
+	case switching.DoFence:
+		v.fence(m, e)
+	case switching.DoRelease:
+		v.k.log.Info("a topic is active again where it was", "topic", e.Topic, "switch", e.SwitchID, "attempt", e.Attempt, "cluster", e.Cluster)
+		v.onLoops(func(now time.Time, sh *session.Shard, done func(session.Evicted)) {
+			sh.Unfence(now, e.Topic, session.Assigned{}, done)
+		}, func(session.Evicted) {})
+	case switching.DoEvict:
+		// The record is read elsewhere: this may be the watch of the map.
+		m.pending++
+		v.tasks.Go(func() {
+			assigned := session.Assigned{}
+			if e.SwitchID != "" {
+				assigned = v.k.assigned(v.life, e.SwitchID)
+			}
+			v.onLoops(func(now time.Time, sh *session.Shard, done func(session.Evicted)) {
+				sh.Evict(now, e.Topic, assigned, done)
+			}, func(total session.Evicted) {
+				v.k.log.Info("clients were told that their topic moved", "topic", e.Topic, "switch", e.SwitchID, "cluster", e.Cluster,
+					"producers", total.Producers, "consumers", total.Consumers, "unresolved", total.Unresolved)
+				v.report(m, e.Topic, func() {
+					m.pending--
+					m.evicted = total
+					m.p.Evicted(e)
+				})
+			})
+		})
+	}
+}
+
+// fence has every loop fence the topic; when all that was forwarded is answered, the proxy learns of it.
+func (v *mover) fence(m *movingTopic, e route.Entry) {
+	v.k.log.Info("a topic is fenced for its move", "topic", e.Topic, "switch", e.SwitchID, "attempt", e.Attempt, "cluster", e.Cluster)
+	g := &fencing{left: v.k.loops.Loops(), total: session.Fenced{Clean: true}}
+	key := switching.KeyOf(e)
+	finish := func(f session.Fenced) {
+		total, last := g.add(f)
+		if !last {
+			return
+		}
+		v.report(m, e.Topic, func() {
+			m.fenced = total
+			m.p.Drained(key, total.Clean, total.Why)
+		})
+	}
+	if g.left == 0 {
+		g.left = 1
+		go finish(session.Fenced{Clean: true})
+		return
+	}
+	for i := range v.k.loops.Loops() {
+		if !v.k.loops.Post(i, func(now time.Time, sh *session.Shard) { sh.Fence(now, e.Topic, key, finish) }) {
+			go finish(session.Fenced{Why: fmt.Sprintf("event loop %d has ended", i)})
+		}
+	}
+}
+
+// report hands a proxy what the loops have done. It comes from an event loop, which must not wait for mu as long as a disk takes: nobody
+// holds mu while he writes.
+func (v *mover) report(m *movingTopic, topic string, note func()) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	note()
+	if v.topics[topic] == m {
+		v.step(topic)
+	}
+}
+
+// onLoops runs f on every loop and gathers.
+func (v *mover) onLoops(f func(time.Time, *session.Shard, func(session.Evicted)), all func(session.Evicted)) {
+	g := &gathering{left: v.k.loops.Loops()}
+	finish := func(e session.Evicted) {
+		if total, last := g.add(e); last {
+			all(total)
+		}
+	}
+	if g.left == 0 {
+		g.left = 1
+		go finish(session.Evicted{})
+		return
+	}
+	for i := range v.k.loops.Loops() {
+		if !v.k.loops.Post(i, func(now time.Time, sh *session.Shard) { f(now, sh, finish) }) {
+			go finish(session.Evicted{})
+		}
+	}
+}
+
+// perform writes the disk copy or an ack, and goes on.
+func (v *mover) perform(m *movingTopic, duty switching.Duty) {
+	var err error
+	e := duty.Entry
+	if duty.Do == switching.DoSave {
+		if v.k.copy != nil {
+			err = v.k.copy.moving.put(e)
+		}
+	} else {
+		err = v.acknowledge(m, duty)
+	}
+	if err != nil && v.life.Err() == nil {
+		v.k.log.Warn("a switch waits for this proxy", "topic", e.Topic, "switch", e.SwitchID, "attempt", e.Attempt, "err", err)
+		select {
+		case <-time.After(ackRetry):
+		case <-v.life.Done():
+		}
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	m.busy = false
+	switch {
+	case err != nil:
+	case duty.Do == switching.DoSave:
+		m.p.Saved(e)
+	default:
+		m.p.Acked(duty.Phase, switching.KeyOf(e))
+	}
+	if v.topics[e.Topic] == m {
+		v.step(e.Topic)
+	}
+}
+
+func (v *mover) acknowledge(m *movingTopic, duty switching.Duty) error {
+	self := v.k.self()
+	a := switching.Ack{
+		Attempt: duty.Entry.Attempt, Phase: duty.Phase, Proxy: self.ID, Incarnation: self.Incarnation,
+		Clean: duty.Clean, Why: duty.Why, At: time.Now(),
+	}
+	v.mu.Lock()
+	switch duty.Phase {
+	case switching.StateFenced:
+		a.Producers, a.Consumers, a.Claims = m.fenced.Producers, m.fenced.Consumers, m.fenced.Claims
+	case switching.StateEvicting:
+		a.Producers, a.Consumers, a.Unresolved = m.evicted.Producers, m.evicted.Consumers, m.evicted.Unresolved
+	}
+	v.mu.Unlock()
+	ctx, cancel := context.WithTimeout(v.life, ackTimeout)
+	defer cancel()
+	if err := v.k.store.PutAck(ctx, duty.Entry.SwitchID, a); err != nil && !errors.Is(err, store.ErrNotFound) { // nobody waits for an ack of a record that is gone
+		return fmt.Errorf("acknowledging %s: %w", duty.Phase, err)
+	}
+	return nil
+}
+
+// held are the topics that wait for the store: they are in a switch, and this process has no lease.
+func (v *mover) held() []string {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.leased {
+		return nil
+	}
+	var topics []string
+	for topic, m := range v.topics {
+		if m.p.Entry().State != route.StateActive {
+			topics = append(topics, topic)
+		}
+	}
+	return topics
+}
+
+// fencing sums what the loops report of a fence.
+type fencing struct {
+	mu    sync.Mutex // guards all
+	left  int
+	total session.Fenced
+}
+
+func (g *fencing) add(f session.Fenced) (total session.Fenced, last bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.left--
+	g.total = g.total.Add(f)
+	return g.total, g.left == 0
+}
+
+// heldText names a few topics that wait for the store.
+func heldText(topics []string) string {
+	const few = 3
+	text := strings.Join(topics[:min(few, len(topics))], ", ")
+	if len(topics) > few {
+		text += fmt.Sprintf(" and %d more", len(topics)-few)
+	}
+	return text
+}

@@ -1,0 +1,129 @@
+package app
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"pointsman/core/route"
+)
+
+// movingCopy is a small file beside the disk copy of the map, with the entries of topics that are prepared or fenced. A proxy must not
+// acknowledge an attempt before a restart would know of it, and the whole map is too large to be written for each. An entry
+// stays until the copy of the whole map has what became of it.
+type movingCopy struct {
+	path string
+
+	mu      sync.Mutex
+	entries map[string]route.Entry // guarded by mu: what is on the disk
+}
+
+// movingFile is the content: entries and a checksum of their JSON.
+type movingFile struct {
+	Entries json.RawMessage `json:"entries"`
+	Sum     string          `json:"sha256"`
+}
+
+func newMovingCopy(dir string) *movingCopy {
+	return &movingCopy{path: filepath.Join(dir, "moving-topics"), entries: make(map[string]route.Entry)}
+}
+
+// load reads the file and lays its entries over a table that was read from the disk copy of the map.
+func (c *movingCopy) load(table *route.Table) (*route.Table, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	raw, err := os.ReadFile(c.path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return table, nil
+	}
+	if err != nil {
+		return table, err
+	}
+	broken := func(err error) error {
+		return fmt.Errorf("the copy of moving topics in %s cannot be used: without it a topic that is being moved could be served by the old map; wait for the map store, then remove the file: %w", c.path, err)
+	}
+	var file movingFile
+	if err := json.Unmarshal(raw, &file); err != nil {
+		return table, broken(err)
+	}
+	if sum := sha256.Sum256(file.Entries); hex.EncodeToString(sum[:]) != file.Sum {
+		return table, broken(errors.New("its checksum does not match"))
+	}
+	var entries []route.Entry
+	if err := json.Unmarshal(file.Entries, &entries); err != nil {
+		return table, broken(err)
+	}
+	for _, e := range entries {
+		c.entries[e.Topic] = e
+		if have, ok := table.Entry(e.Topic); ok && have.Epoch > e.Epoch {
+			continue // it has moved since
+		}
+		if table, err = table.WithEntry(e.Topic, &e); err != nil {
+			return table, broken(err)
+		}
+	}
+	return table, nil
+}
+
+// put adds an entry, durably.
+func (c *movingCopy) put(e route.Entry) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	before, had := c.entries[e.Topic]
+	if had && before == e {
+		return nil
+	}
+	c.entries[e.Topic] = e
+	if err := c.write(); err != nil {
+		delete(c.entries, e.Topic)
+		if had {
+			c.entries[e.Topic] = before
+		}
+		return err
+	}
+	return nil
+}
+
+// settle takes out what is over according to table, which is on the disk.
+func (c *movingCopy) settle(table *route.Table) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	over := 0
+	for topic := range c.entries {
+		if have, ok := table.Entry(topic); !ok || have.State == route.StateActive {
+			delete(c.entries, topic)
+			over++
+		}
+	}
+	if over == 0 {
+		return nil
+	}
+	return c.write()
+}
+
+// write replaces the file; mu is held.
+func (c *movingCopy) write() error {
+	all := make([]route.Entry, 0, len(c.entries))
+	for _, e := range c.entries {
+		all = append(all, e)
+	}
+	entries, err := json.Marshal(all)
+	if err != nil {
+		return err
+	}
+	sum := sha256.Sum256(entries)
+	raw, err := json.Marshal(movingFile{entries, hex.EncodeToString(sum[:])})
+	if err != nil {
+		return err
+	}
+	if err := writeDurably(c.path, raw); err != nil {
+		return fmt.Errorf("writing the copy of moving topics: %w", err)
+	}
+	return nil
+}
