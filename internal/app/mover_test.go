@@ -1,0 +1,178 @@
+package app
+
+import (
+	"testing"
+	"time"
+
+	"pointsman/core/route"
+	"pointsman/core/switching"
+	"pointsman/internal/config"
+	"pointsman/internal/testkit"
+	"pointsman/store"
+)
+
+const movedTopic = "persistent://public/default/moved"
+
+// hand writes the steps of a planned switch of movedTopic as its controller would.
+type hand struct {
+	*rig
+	rec   switching.Record
+	entry route.Entry // in the map now; the zero entry is none
+}
+
+func newHand(t *testing.T, r *rig, id string) *hand {
+	h := &hand{rig: r, rec: switching.Record{ID: id, Attempt: 1, Topic: movedTopic, From: "a", To: "b", Mode: switching.ModePlanned, State: switching.StateRequested, Epoch: 1}}
+	h.rec.Rev++
+	if err := r.app.store.PutSwitch(t.Context(), h.rec); err != nil {
+		t.Fatal(err)
+	}
+	return h
+}
+
+func (h *hand) write(t *testing.T, state switching.State, cluster string, s route.State, epoch uint64) {
+	t.Helper()
+	after := route.Entry{Topic: movedTopic, Cluster: cluster, State: s, Epoch: epoch, SwitchID: h.rec.ID, Attempt: 1}
+	change := store.EntryChange{Topic: movedTopic, After: &after}
+	if h.entry.Topic != "" {
+		before := h.entry
+		change.Before = &before
+	}
+	h.rec.Rev++
+	h.rec.State = state
+	if err := h.app.store.Apply(t.Context(), store.Change{Entries: []store.EntryChange{change}, Switch: &h.rec}); err != nil {
+		t.Fatal(err)
+	}
+	h.entry = after
+}
+
+// ack waits for the proxy's ack of a phase.
+func (h *hand) ack(t *testing.T, phase switching.State) (found switching.Ack) {
+	t.Helper()
+	h.await(t, "the ack of "+string(phase), func() bool {
+		acks, err := h.app.store.Acks(t.Context(), h.rec.ID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, a := range acks {
+			if a.Phase == phase {
+				found = a
+				return true
+			}
+		}
+		return false
+	})
+	if self := h.app.Info(); found.Proxy != self.ID || found.Incarnation != self.Incarnation || found.Attempt != 1 {
+		t.Errorf("the ack of %s is %+v, of proxy %s %s", phase, found, self.ID, self.Incarnation)
+	}
+	return found
+}
+
+// held publishes while the topic is fenced: there must be no receipt before it is released.
+func (h *hand) held(t *testing.T, f *follower) (received chan bool) {
+	t.Helper()
+	received = make(chan bool, 1)
+	dropped := h.metric(t, "pointsman_fence_dropped_sends_total")
+	go func() { received <- f.trySend([]byte("held")) }()
+	h.await(t, "a dropped SEND", func() bool { return h.metric(t, "pointsman_fence_dropped_sends_total") > dropped })
+	select {
+	case <-received:
+		t.Error("a message to a fenced topic has a receipt")
+	default:
+	}
+	return received
+}
+
+// A proxy acknowledges prepared once its disk would tell a restart of it, fenced when nothing is unanswered, and evicted when its clients
+// were told; a message that was sent meanwhile arrives on the new cluster, once.
+func TestAProxyPassesThePhasesOfAPlannedSwitch(t *testing.T) {
+	dir := t.TempDir()
+	r := newRig(t, testkit.Options{}, func(c *config.Config) { c.StateDir = dir })
+	f := follow(t, r.app.PulsarAddr(), movedTopic, "p", 0)
+	f.mustSend(3)
+	h := newHand(t, r, "sw-1")
+	h.write(t, switching.StatePrepared, "a", route.StatePrepared, 0)
+	h.ack(t, switching.StatePrepared)
+	if table, err := newMovingCopy(dir).load(route.Empty()); err != nil {
+		t.Error(err)
+	} else if e, _ := table.Entry(movedTopic); e != h.entry {
+		t.Errorf("acknowledged, and the disk has %+v", e)
+	}
+	f.mustSend(2) // prepared: all goes on
+	h.write(t, switching.StateFenced, "a", route.StateFenced, 0)
+	if a := h.ack(t, switching.StateFenced); a.Clean || a.Producers != 1 || len(a.Claims) != 1 || a.Claims[0] != "p" {
+		t.Errorf("the fenced ack is %+v; a young process is not clean, and its client p has a producer", a)
+	}
+	received := h.held(t, f)
+	h.write(t, switching.StateEvicting, "b", route.StateActive, 1)
+	if a := h.ack(t, switching.StateEvicting); a.Producers != 1 {
+		t.Errorf("the evicted ack is %+v", a)
+	}
+	if !<-received {
+		t.Error("the message that was sent during the fence has no receipt")
+	}
+	if a, b := len(r.a.Messages(movedTopic)), len(r.b.Messages(movedTopic)); a != 5 || b != 1 {
+		t.Errorf("%d messages are on a, %d on b; want 5 and 1", a, b)
+	}
+	r.await(t, "the end of the move in the proxy", func() bool {
+		r.app.maps.mover.mu.Lock()
+		defer r.app.maps.mover.mu.Unlock()
+		return len(r.app.maps.mover.topics) == 0
+	})
+}
+
+// An abort gives the topic back to its cluster: what was sent during the fence arrives there.
+func TestAnAbortedSwitchGivesTheTopicBack(t *testing.T) {
+	r := newRig(t, testkit.Options{}, nil)
+	f := follow(t, r.app.PulsarAddr(), movedTopic, "p", 0)
+	f.mustSend(3)
+	h := newHand(t, r, "sw-1")
+	h.write(t, switching.StatePrepared, "a", route.StatePrepared, 0)
+	h.ack(t, switching.StatePrepared)
+	h.write(t, switching.StateFenced, "a", route.StateFenced, 0)
+	h.ack(t, switching.StateFenced)
+	received := h.held(t, f)
+	h.write(t, switching.StateAborted, "a", route.StateActive, 0)
+	if !<-received {
+		t.Error("the message that was sent during the fence has no receipt")
+	}
+	f.mustSend(2)
+	if a, b := len(r.a.Messages(movedTopic)), len(r.b.Messages(movedTopic)); a != 6 || b != 0 {
+		t.Errorf("%d messages are on a, %d on b; want 6 and 0", a, b)
+	}
+}
+
+// SW-05, P6: a proxy that is cut off from the store holds the publishes of a prepared topic when its lease is over, and says that it is not
+// ready; others go on. With the store back, all goes on.
+func TestAProxyWithoutALeaseHoldsAPreparedTopic(t *testing.T) {
+	const other = "persistent://public/default/other"
+	st := store.NewMemory()
+	r := &rig{world: &world{}}
+	first := newRig(t, testkit.Options{}, nil)
+	r.a, r.b = first.a, first.b
+	r.cfg = r.config(nil)
+	r.run(t, st, r.cfg)
+	f, g := follow(t, r.app.PulsarAddr(), movedTopic, "p", 0), follow(t, r.app.PulsarAddr(), other, "q", 0)
+	f.mustSend(1)
+	h := newHand(t, r, "sw-1")
+	h.write(t, switching.StatePrepared, "a", route.StatePrepared, 0)
+	h.ack(t, switching.StatePrepared)
+	st.SetFaults(store.Faults{Err: store.ErrUnavailable, NoLease: true})
+	r.await(t, "the loss of the lease", func() bool {
+		ok, reasons := r.app.Ready()
+		return !ok && len(reasons) == 1
+	})
+	received := h.held(t, f)
+	g.mustSend(3)
+	st.SetFaults(store.Faults{})
+	select {
+	case ok := <-received:
+		if !ok {
+			t.Error("the held message has no receipt")
+		}
+	case <-time.After(patience):
+		t.Error("the held message has no receipt after the lease is back")
+	}
+	if n := len(r.a.Messages(movedTopic)); n != 2 {
+		t.Errorf("%d messages are on a, want 2", n)
+	}
+}
