@@ -272,7 +272,7 @@ func TestTopicsWithoutAStoredLogAreRefused(t *testing.T) {
 			t.Errorf("%s: error %v, want a refusal with a remedy", topic, err)
 		}
 	}
-	if p, err := path("persistent://acme/geo/a b%2F", "subscription", "s/1"); err != nil || p != "/admin/v2/persistent/acme/geo/a%20b%252F/subscription/s%2F1" {
+	if p, err := subscriptionPath("persistent://acme/geo/a b%2F", "s/1 %", "resetcursor"); err != nil || p != "/admin/v2/persistent/acme/geo/a+b%252F/subscription/s%252F1+%2525/resetcursor" {
 		t.Errorf("path %q, %v", p, err)
 	}
 }
@@ -288,7 +288,7 @@ func TestRangesAreParsedAndWritten(t *testing.T) {
 	if got := ok[[]Range](t)(parseRanges("[]")); got != nil {
 		t.Errorf("no ranges are %v", got)
 	}
-	for _, bad := range []string{"", "[", "(1:2..3:4]", "[(1:2..3:4)]", "[(1:2,3:4]]", "[x]", "[(a:2..3:4]]", "[(1:2..3:b]]"} {
+	for _, bad := range []string{"", "[", "(1:2..3:4]", "[(1:2..3:4)]", "[(1:2,3:4]]", "(1:2..3:4]]", "]", "[x]", "[(a:2..3:4]]", "[(1:2..3:b]]"} {
 		if got, err := parseRanges(bad); err == nil {
 			t.Errorf("%q gives %v, want an error", bad, got)
 		}

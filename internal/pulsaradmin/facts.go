@@ -143,7 +143,7 @@ func (c *Client) Schemas(ctx context.Context, base string) ([]Schema, error) {
 			Properties map[string]string `json:"properties"`
 		} `json:"getSchemaResponses"`
 	}
-	_, err = c.call(ctx, http.MethodGet, "/admin/v2/schemas/"+n.tenant+"/"+n.namespace+"/"+url.PathEscape(n.local)+"/schemas", nil, &answer)
+	_, err = c.call(ctx, http.MethodGet, "/admin/v2/schemas/"+n.tenant+"/"+n.namespace+"/"+url.QueryEscape(n.local)+"/schemas", nil, &answer)
 	if err != nil && !errors.Is(err, ErrNotFound) {
 		return nil, err
 	}

@@ -60,8 +60,9 @@ func (r Range) Contains(p Position) bool { return r.After.Before(p) && !r.Last.B
 
 // parseRanges reads "[(7:36..7:45],(7:46..7:55]]", the form of individuallyDeletedMessages.
 func parseRanges(text string) ([]Range, error) {
-	inner, ok := strings.CutPrefix(text, "[")
-	if inner, ok = strings.CutSuffix(inner, "]"); !ok {
+	inner, begins := strings.CutPrefix(text, "[")
+	inner, ends := strings.CutSuffix(inner, "]")
+	if !begins || !ends {
 		return nil, fmt.Errorf("%.80q is not a list of ranges", text)
 	}
 	var ranges []Range

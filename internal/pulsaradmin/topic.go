@@ -126,7 +126,12 @@ func path(topic string, parts ...string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return "/admin/v2/persistent/" + n.tenant + "/" + n.namespace + "/" + url.PathEscape(n.local) + escaped(parts), nil
+	return "/admin/v2/persistent/" + n.tenant + "/" + n.namespace + "/" + url.QueryEscape(n.local) + escaped(parts), nil
+}
+
+// subscriptionPath is that of a subscription. Brokers decode its name twice.
+func subscriptionPath(topic, subscription string, parts ...string) (string, error) {
+	return path(topic, append([]string{"subscription", url.QueryEscape(subscription)}, parts...)...)
 }
 
 func escaped(parts []string) string {
@@ -218,6 +223,9 @@ func (c *Client) Internal(ctx context.Context, topic string) (Internal, error) {
 			return Internal{}, fmt.Errorf("cluster %s: internalStats of %s: subscription %s: %w", c.cfg.Cluster, topic, name, err)
 		}
 		cursor.Acked = ranges
+		if plain, err := url.QueryUnescape(name); err == nil { // a cursor's name is that of its subscription, encoded
+			name = plain
+		}
 		in.Cursors[name] = cursor.Cursor
 	}
 	return in, nil
@@ -294,7 +302,7 @@ func (c *Client) Lookup(ctx context.Context, topic string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	p := "/lookup/v2/topic/persistent/" + n.tenant + "/" + n.namespace + "/" + url.PathEscape(n.local)
+	p := "/lookup/v2/topic/persistent/" + n.tenant + "/" + n.namespace + "/" + url.QueryEscape(n.local)
 	if c.cfg.ListenerName != "" {
 		p += "?listenerName=" + url.QueryEscape(c.cfg.ListenerName)
 	}

@@ -1,0 +1,410 @@
+package pulsaradmin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+)
+
+// Snapshot is what the subscriptions of one partition have acknowledged on one cluster, at one moment.
+type Snapshot struct {
+	Topic   string
+	Cluster string
+	Log     Log
+	Subs    []Sub // durable ones, by name
+	// Readers are the names of subscriptions that are not durable: they are not carried, their clients go on by the message ids that they have.
+	Readers []string
+}
+
+// Sub is the state of one durable subscription.
+type Sub struct {
+	Name       string
+	Type       string // Exclusive, Shared, Failover, Key_Shared; None when nobody knows
+	Replicated bool
+	Properties map[string]string
+	Cursor     Cursor
+	Backlog    int64 // entries that are not acknowledged, markers included
+	Delayed    int64
+	Consumers  []Consumer
+}
+
+// acked tells whether an entry at p is acknowledged. Batches that are acknowledged in part count as not acknowledged: no admin call
+// shows which of their messages are.
+func (c *Cursor) acked(p Position) bool {
+	if !c.MarkDelete.Before(p) {
+		return true
+	}
+	// The first range that ends at p or later.
+	i, _ := slices.BinarySearchFunc(c.Acked, p, func(r Range, p Position) int { return r.Last.Compare(p) })
+	return i < len(c.Acked) && c.Acked[i].Contains(p)
+}
+
+// lastAcked is where the last range ends, or the mark-delete position without any.
+func (c *Cursor) lastAcked() Position {
+	if n := len(c.Acked); n > 0 && c.MarkDelete.Before(c.Acked[n-1].Last) {
+		return c.Acked[n-1].Last
+	}
+	return c.MarkDelete
+}
+
+// reserved tells whether a cursor belongs to the broker itself.
+func reserved(name string) bool {
+	return strings.HasPrefix(name, replicatorCursor) || strings.HasPrefix(name, "pulsar.dedup") || name == "__compaction"
+}
+
+// Snapshot reads the subscriptions of one partition.
+func (c *Client) Snapshot(ctx context.Context, topic string) (Snapshot, error) {
+	in, err := c.Internal(ctx, topic)
+	if err != nil {
+		return Snapshot{}, err
+	}
+	return c.snapshot(ctx, topic, in)
+}
+
+func (c *Client) snapshot(ctx context.Context, topic string, in Internal) (Snapshot, error) {
+	stats, err := c.Stats(ctx, topic)
+	if err != nil {
+		return Snapshot{}, err
+	}
+	return newSnapshot(topic, c.cfg.Cluster, in, stats), nil
+}
+
+func newSnapshot(topic, cluster string, in Internal, stats Stats) Snapshot {
+	s := Snapshot{Topic: topic, Cluster: cluster, Log: in.Log}
+	for _, name := range slices.Sorted(maps.Keys(stats.Subscriptions)) {
+		sub, cursor := stats.Subscriptions[name], in.Cursors[name]
+		_, known := in.Cursors[name]
+		switch {
+		case reserved(name):
+		case !sub.Durable:
+			s.Readers = append(s.Readers, name)
+		case known:
+			s.Subs = append(s.Subs, Sub{
+				Name: name, Type: sub.Type, Replicated: sub.Replicated, Properties: sub.Properties, Cursor: cursor,
+				Backlog: sub.Backlog, Delayed: sub.Delayed, Consumers: sub.Consumers,
+			})
+		}
+	}
+	return s
+}
+
+// Plan is how one subscription of one partition will be carried. It is made of facts only, so that applying it twice does no harm.
+type Plan struct {
+	Topic        string
+	Subscription string
+	Type         string // the one to acknowledge with; Shared when nobody knows
+	Replicated   bool
+	Properties   map[string]string
+	// First is the first position to be delivered on the new cluster.
+	First Position
+	// Holes are behind First: acknowledged on the old cluster one by one, or second copies of what will be delivered already.
+	Holes []Range
+	How   How
+	// Backlog is what the new cluster will count for the subscription, in entries, markers included, with nothing written meanwhile.
+	Backlog int64
+	// Unacked is how many entries were delivered by the old cluster and not acknowledged, as far as can be told: they come again, as they would have there.
+	Unacked int64
+	// Repeated is how many entries that were acknowledged one by one will come again, because they lie too far behind First to be carried.
+	Repeated int64
+	// Missing is how many entries that are not acknowledged have no copy before the first one that has.
+	Missing int64
+	Note    string
+}
+
+// Bounds of a plan.
+const (
+	// guard is how many entries before the position found are looked at for such as are not acknowledged, and how many behind the last acknowledged
+	// one for such as are: the two clusters may have messages of different origin in a different order.
+	guard = 512
+	// maxWindow is how many entries behind the first one to be delivered are looked at for such as are acknowledged. What lies further comes again.
+	maxWindow = 50_000
+)
+
+// Plan makes out how a subscription is carried from one cluster to the other. Load comes first; s must be as new.
+func (p *Pair) Plan(ctx context.Context, s Sub) (Plan, error) {
+	plan := Plan{Topic: p.Topic, Subscription: s.Name, Type: s.Type, Replicated: s.Replicated, Properties: s.Properties}
+	if plan.Type == "" || plan.Type == "None" {
+		plan.Type = "Shared"
+	}
+	fail := func(err error) (Plan, error) {
+		return Plan{}, fmt.Errorf("subscription %s: %w", s.Name, err)
+	}
+	found, err := p.firstUnacked(ctx, &s.Cursor)
+	if err != nil {
+		return fail(err)
+	}
+	plan.First, plan.How = found.Position, found.How
+	for _, c := range s.Consumers {
+		plan.Unacked += c.Unacked
+	}
+	switch {
+	case plan.How == NotThere && found.Entry.Position != NoPosition:
+		plan.Missing = p.missing(ctx, found)
+		plan.Note = fmt.Sprintf("cluster %s has no copy of the first message that is not acknowledged (%v on cluster %s); delivery begins with the next one that it has, %v",
+			p.to.Cluster(), found.Entry.Position, p.from.Cluster(), found.Position)
+	case !plan.How.Exact():
+		plan.Note = "found by the time of publishing: messages that were acknowledged may come again"
+	}
+	if err := p.guard(ctx, &s.Cursor, found.Entry, &plan); err != nil {
+		return fail(err)
+	}
+	if err := p.holes(ctx, &s.Cursor, &plan); err != nil {
+		return fail(err)
+	}
+	plan.Backlog = p.backlog(&plan)
+	return plan, nil
+}
+
+// firstUnacked finds the copy of the first message that is not acknowledged.
+func (p *Pair) firstUnacked(ctx context.Context, c *Cursor) (Found, error) {
+	log := &p.from.in.Log
+	after := c.MarkDelete
+	for _, r := range append(slices.Clone(c.Acked), Range{After: Position{math.MaxInt64, 0}}) {
+		// What lies between after and the range is not acknowledged; it may be nothing but markers.
+		i := log.Index(Position{after.Ledger, after.Entry + 1})
+		e, ok, err := p.from.firstData(ctx, i)
+		if err != nil {
+			return Found{}, err
+		}
+		if !ok {
+			return p.end(ctx)
+		}
+		if !c.acked(e.Position) {
+			return p.copyOf(ctx, e)
+		}
+		after = r.Last
+	}
+	return p.end(ctx) // not reached: behind the last range something is not acknowledged, or there is nothing
+}
+
+// missing counts the entries from the one that was looked for up to the one whose copy was found.
+func (p *Pair) missing(ctx context.Context, f Found) int64 {
+	all := p.from.in.Len() - p.from.in.Index(f.Entry.Position)
+	if e, err := p.to.at(ctx, f.Position); err == nil {
+		if at, ok := p.original(&e); ok {
+			return max(0, all-(p.from.in.Len()-p.from.in.Index(at)))
+		}
+	}
+	return all
+}
+
+// original is where the original, or another copy, of an entry of the new cluster lies on the old one, as far as that is known without
+// asking.
+func (p *Pair) original(e *Entry) (Position, bool) {
+	if e.From == p.from.Cluster() && e.Source != NoPosition {
+		return e.Source, true
+	}
+	return p.from.lookup(e, p.to.Cluster())
+}
+
+// acked tells whether an entry of the new cluster is acknowledged on the old one; at is where it lies there. It is NoPosition when
+// the old cluster does not have it: then it was acknowledged and removed if it had been sent there, and else never delivered.
+func (p *Pair) acked(ctx context.Context, c *Cursor, e *Entry) (acked bool, at Position, err error) {
+	if at, ok := p.original(e); ok {
+		return c.acked(at), at, nil
+	}
+	// removed tells, of an entry that the old cluster does not have, whether it had it; followed: it has a later one of the same origin.
+	removed := func(followed bool) (bool, Position, error) {
+		if e.From == "" {
+			r, ok := p.to.in.Cursors[replicatorCursor+p.from.Cluster()]
+			return ok && !r.MarkDelete.Before(e.Position), NoPosition, nil
+		}
+		first, ok := p.from.in.First()
+		if followed || !ok {
+			return followed, NoPosition, nil
+		}
+		oldest, err := p.from.at(ctx, first)
+		return err == nil && e.Time+clockSkew < oldest.Time, NoPosition, err
+	}
+	if p.isAbsent(e) {
+		return removed(false)
+	}
+	f, err := p.back.copyOf(ctx, *e)
+	var behind *ErrBehind
+	switch {
+	case errors.As(err, &behind):
+		p.setAbsent(e, Position{math.MaxInt64, 0})
+		return removed(false)
+	case err != nil:
+		return false, NoPosition, err
+	case !f.How.Exact():
+		if later, err := p.from.at(ctx, f.Position); err == nil && later.From == p.to.Cluster() && later.Source != NoPosition {
+			p.setAbsent(e, later.Source)
+		}
+		return removed(f.How == NotThere)
+	}
+	// Its neighbours will be asked for next.
+	if _, err := p.from.block(ctx, f.Position); err != nil {
+		return false, NoPosition, err
+	}
+	return c.acked(f.Position), f.Position, nil
+}
+
+// isAbsent tells whether it is known that the old cluster does not have an entry that was published on the new one.
+func (p *Pair) isAbsent(e *Entry) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return e.From == "" && slices.ContainsFunc(p.absent, func(r Range) bool { return !e.Position.Before(r.After) && e.Position.Before(r.Last) })
+}
+
+// setAbsent remembers that nothing published on the new cluster from e on and before end has a copy on the old one.
+func (p *Pair) setAbsent(e *Entry, end Position) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if e.From == "" {
+		p.absent = append(p.absent, Range{e.Position, end})
+	}
+}
+
+// guard moves the plan's first position back to the first message before it that is not acknowledged. Messages from one cluster have the same order
+// everywhere, so that nothing of an origin is left before the last one of it that is at or before the mark-delete position: with that one, the
+// origin is settled. It goes back at least as far as the constant says, and until every origin that it met is settled.
+func (p *Pair) guard(ctx context.Context, c *Cursor, first Entry, plan *Plan) error {
+	open := map[string]bool{} // origins met: not settled yet?
+	if first.Position != NoPosition {
+		near, err := p.from.block(ctx, first.Position)
+		if err != nil {
+			return err
+		}
+		for _, e := range near {
+			if e.From != "" && e.deliverable() {
+				open[e.From] = true
+			}
+		}
+	}
+	unsettled := func() (n int) {
+		for _, yes := range open {
+			if yes {
+				n++
+			}
+		}
+		return n
+	}
+	begin := p.to.in.Index(plan.First)
+	for end := begin; end > 0 && (begin-end < guard || unsettled() > 0); {
+		if begin-end >= maxWindow {
+			plan.Note = fmt.Sprintf("the clusters have messages of different origin in orders that differ by more than %d entries: look at subscription %s after the switch", maxWindow, plan.Subscription)
+			return nil
+		}
+		from := max(0, end-blockSize)
+		var chunk []Entry
+		if err := p.to.forward(ctx, from, func(e Entry) (bool, error) {
+			if p.to.in.Index(e.Position) >= end {
+				return true, nil
+			}
+			chunk = append(chunk, e)
+			return false, nil
+		}); err != nil {
+			return err
+		}
+		for _, e := range slices.Backward(chunk) {
+			origin := e.from(p.to.Cluster())
+			if settled, met := open[origin]; !e.deliverable() || met && !settled {
+				continue
+			}
+			acked, at, err := p.acked(ctx, c, &e)
+			switch {
+			case err != nil:
+				return err
+			case !acked:
+				plan.First = e.Position
+				open[origin] = true
+			case at == NoPosition || !c.MarkDelete.Before(at):
+				open[origin] = false
+			}
+		}
+		end = from
+	}
+	return nil
+}
+
+// holes lists what lies behind the plan's first position and is acknowledged, or is there twice.
+func (p *Pair) holes(ctx context.Context, c *Cursor, plan *Plan) error {
+	last := c.lastAcked()
+	begin := p.to.in.Index(plan.First)
+	end := int64(math.MaxInt64)
+	seen := map[Position]bool{}
+	var hole *Range // the one that grows
+	return p.to.forward(ctx, begin, func(e Entry) (bool, error) {
+		i := p.to.in.Index(e.Position)
+		if i >= end {
+			return true, nil
+		}
+		if i-begin >= maxWindow {
+			for _, r := range c.Acked {
+				plan.Repeated += p.from.in.Index(r.Last) - p.from.in.Index(r.After)
+			}
+			for _, r := range plan.Holes {
+				plan.Repeated -= p.to.in.Index(r.Last) - p.to.in.Index(r.After)
+			}
+			plan.Note = fmt.Sprintf("messages that were acknowledged more than %d entries behind the first unacknowledged one come again", maxWindow)
+			return true, nil
+		}
+		if !e.deliverable() {
+			return false, nil // a hole grows over markers when it goes on behind them
+		}
+		acked, at, err := p.acked(ctx, c, &e)
+		if err != nil {
+			return false, err
+		}
+		if last.Before(at) && e.From == p.from.Cluster() { // copies from there keep their order; what comes from elsewhere may be late
+			end = min(end, i+guard)
+		}
+		acked = at != NoPosition && (acked || seen[at])
+		seen[at] = true
+		switch {
+		case !acked:
+			hole = nil
+		case hole == nil:
+			plan.Holes = append(plan.Holes, Range{Position{e.Position.Ledger, e.Position.Entry - 1}, e.Position})
+			hole = &plan.Holes[len(plan.Holes)-1]
+		default:
+			hole.Last = e.Position
+		}
+		return false, nil
+	})
+}
+
+// Snapshot is that of the old cluster as it was loaded, with the statistics of now.
+func (p *Pair) Snapshot(ctx context.Context) (Snapshot, error) {
+	from, ok := p.from.side.(target)
+	if !ok {
+		panic("pulsaradmin: a pair whose first cluster has no subscriptions")
+	}
+	return from.Subscriptions(ctx)
+}
+
+// Plans makes the plans of all durable subscriptions. It reads the logs and the subscriptions as they are now.
+func (p *Pair) Plans(ctx context.Context) ([]Plan, error) {
+	s, err := p.Snapshot(ctx) // first: what is acknowledged then was in the log then
+	if err != nil {
+		return nil, err
+	}
+	if err := p.Load(ctx); err != nil {
+		return nil, err
+	}
+	plans := make([]Plan, len(s.Subs))
+	err = each(len(plans), Parallel, func(i int) (err error) {
+		plans[i], err = p.Plan(ctx, s.Subs[i])
+		return err
+	})
+	return plans, err
+}
+
+// Carry does it all for one partition: it makes the plans, applies them and reads back. It may be called as often as one likes; the call that counts is
+// the one within the fence, and earlier ones make it short.
+func (p *Pair) Carry(ctx context.Context) ([]Plan, []Difference, error) {
+	plans, err := p.Plans(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := p.Apply(ctx, plans); err != nil {
+		return plans, nil, err
+	}
+	differences, err := p.ReadBack(ctx, plans)
+	return plans, differences, err
+}

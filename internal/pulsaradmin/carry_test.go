@@ -1,0 +1,612 @@
+package pulsaradmin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+// fakeTopic is one partition on one cluster, in memory: a side and a target.
+type fakeTopic struct {
+	mu      sync.Mutex // guards all below against the calls of one test
+	cluster string
+	entries []Entry // what is still there
+	last    Position
+	cursors map[string]Cursor
+	subs    map[string]Sub
+	silent  bool // copies do not say where they come from
+	sent    int  // how many of the entries were looked at for replication
+	reads   int  // calls that read entries
+	moves   int  // cursors moved or made
+}
+
+func newFake(cluster string, firstLedger int64) *fakeTopic {
+	return &fakeTopic{cluster: cluster, last: Position{firstLedger, -1}, cursors: map[string]Cursor{}, subs: map[string]Sub{}}
+}
+
+func (f *fakeTopic) append(e Entry) Position {
+	f.last.Entry++
+	e.Position = f.last
+	if e.From == "" || f.silent {
+		e.Source = NoPosition
+	}
+	f.entries = append(f.entries, e)
+	return f.last
+}
+
+// roll begins a new ledger.
+func (f *fakeTopic) roll() {
+	if f.last.Entry >= 0 {
+		f.last = Position{f.last.Ledger + 3, -1}
+	}
+}
+
+// trim removes the oldest entries, whole ledgers as brokers do.
+func (f *fakeTopic) trim(before Position) {
+	f.entries = slices.DeleteFunc(f.entries, func(e Entry) bool { return e.Position.Ledger < before.Ledger })
+}
+
+func (f *fakeTopic) Cluster() string { return f.cluster }
+func (f *fakeTopic) Close()          {}
+
+func (f *fakeTopic) Load(context.Context) (Internal, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	in := Internal{Log: Log{Last: f.last}, Cursors: maps.Clone(f.cursors)}
+	for _, e := range f.entries {
+		if n := len(in.Ledgers); n == 0 || in.Ledgers[n-1].ID != e.Position.Ledger {
+			in.Ledgers = append(in.Ledgers, Ledger{ID: e.Position.Ledger})
+		}
+		in.Ledgers[len(in.Ledgers)-1].Entries = e.Position.Entry + 1
+	}
+	if f.last.Entry < 0 && len(f.entries) > 0 { // the last confirmed entry is in the ledger before
+		in.Last = f.entries[len(f.entries)-1].Position
+	}
+	return in, nil
+}
+
+func (f *fakeTopic) Entry(_ context.Context, p Position) (Entry, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.reads++
+	if i, ok := slices.BinarySearchFunc(f.entries, p, comparePosition); ok {
+		return f.entries[i], nil
+	}
+	return Entry{}, &Error{Cluster: f.cluster, Call: "entry " + p.String(), Status: 404}
+}
+
+func (f *fakeTopic) AtTime(_ context.Context, ms int64) (Position, error) {
+	for _, e := range f.entries {
+		if e.Time >= ms {
+			return e.Position, nil
+		}
+	}
+	return Position{f.last.Ledger, f.last.Entry + 1}, nil
+}
+
+func (f *fakeTopic) Heads(_ context.Context, first, last Position) (all []Entry, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.reads++
+	for _, e := range f.entries {
+		if !e.Position.Before(first) && !last.Before(e.Position) {
+			all = append(all, e)
+		}
+	}
+	return all, nil
+}
+
+// Block leaves markers out, and never ends without the final message.
+func (f *fakeTopic) Block(ctx context.Context, first, last, final Position) ([]Entry, error) {
+	if final.Before(first) {
+		panic(fmt.Sprintf("a reader at %v waits for ever: %v was the last message", first, final))
+	}
+	if e, err := f.Entry(ctx, final); err != nil || !e.deliverable() || e.Pending {
+		panic(fmt.Sprintf("a reader at %v waits for ever: %v is no message", first, final))
+	}
+	all, err := f.Heads(ctx, first, last)
+	return slices.DeleteFunc(all, func(e Entry) bool { return !e.deliverable() }), err
+}
+
+func (f *fakeTopic) Subscriptions(context.Context) (Snapshot, error) {
+	in, _ := f.Load(context.Background())
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	s := Snapshot{Cluster: f.cluster, Log: in.Log}
+	for _, name := range slices.Sorted(maps.Keys(f.subs)) {
+		sub := f.subs[name]
+		sub.Name, sub.Cursor = name, f.cursors[name]
+		sub.Backlog = int64(len(f.left(name)))
+		s.Subs = append(s.Subs, sub)
+	}
+	return s, nil
+}
+
+func (f *fakeTopic) Create(_ context.Context, name string, first Position, replicated bool, properties map[string]string) error {
+	f.mu.Lock()
+	_, exists := f.subs[name]
+	if !exists {
+		f.subs[name] = Sub{Type: "None", Replicated: replicated, Properties: properties}
+	}
+	f.mu.Unlock()
+	if exists {
+		return &Error{Cluster: f.cluster, Call: "create", Status: 409}
+	}
+	return f.Move(context.Background(), name, first)
+}
+
+func (f *fakeTopic) Move(_ context.Context, name string, first Position) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.moves++
+	mark := Position{first.Ledger, first.Entry - 1}
+	f.cursors[name] = Cursor{MarkDelete: mark, Read: first}
+	s := f.subs[name]
+	s.Replicated = false // as brokers do
+	f.subs[name] = s
+	return nil
+}
+
+func (f *fakeTopic) SetReplicated(_ context.Context, name string) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	s := f.subs[name]
+	s.Replicated = true
+	f.subs[name] = s
+	return nil
+}
+
+func (f *fakeTopic) Acker(context.Context) acker { return f }
+
+func (f *fakeTopic) Ack(name, _ string, positions []Position) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	c := f.cursors[name]
+	for _, p := range positions {
+		c = f.acknowledge(c, p)
+	}
+	f.cursors[name] = c
+	return nil
+}
+
+// acknowledge is what a broker does to a cursor: ranges of entries that exist, joined, the first ones swallowed by the mark-delete position.
+func (f *fakeTopic) acknowledge(c Cursor, p Position) Cursor {
+	out := Cursor{MarkDelete: c.MarkDelete, Read: c.Read}
+	for _, e := range f.entries {
+		q := e.Position
+		if !c.acked(q) && q != p {
+			continue
+		}
+		n := len(out.Acked)
+		switch before := f.before(q); {
+		case !out.MarkDelete.Before(q):
+		case n == 0 && !out.MarkDelete.Before(before):
+			out.MarkDelete = q
+		case n > 0 && out.Acked[n-1].Last == before:
+			out.Acked[n-1].Last = q
+		default:
+			out.Acked = append(out.Acked, Range{Position{q.Ledger, q.Entry - 1}, q})
+		}
+	}
+	return out
+}
+
+// before is the entry before p, or NoPosition.
+func (f *fakeTopic) before(p Position) Position {
+	i, _ := slices.BinarySearchFunc(f.entries, p, comparePosition)
+	if i == 0 {
+		return NoPosition
+	}
+	return f.entries[i-1].Position
+}
+
+// left is what a subscription has not acknowledged, markers included.
+func (f *fakeTopic) left(name string) (all []Entry) {
+	c := f.cursors[name]
+	for _, e := range f.entries {
+		if !c.acked(e.Position) {
+			all = append(all, e)
+		}
+	}
+	return all
+}
+
+// delivered are the names of the messages that a subscription will still get, in order.
+func (f *fakeTopic) delivered(name string) (all []string) {
+	for _, e := range f.left(name) {
+		if e.deliverable() {
+			all = append(all, fmt.Sprintf("%s/%d", e.Producer, e.Sequence))
+		}
+	}
+	return all
+}
+
+// replicate sends the next n entries of from to to, as a replicator does.
+func replicate(from, to *fakeTopic, n int) {
+	for ; n > 0 && from.sent < len(from.entries); n-- {
+		e := from.entries[from.sent]
+		from.sent++
+		if e.From == "" {
+			copied := e
+			copied.From, copied.Source = from.cluster, e.Position
+			to.append(copied)
+		}
+	}
+	if from.sent > 0 {
+		from.cursors[replicatorCursor+to.cluster] = Cursor{MarkDelete: from.entries[from.sent-1].Position}
+	}
+}
+
+func settle(a, b *fakeTopic) {
+	replicate(a, b, 1<<30)
+	replicate(b, a, 1<<30)
+}
+
+var clock int64
+
+// message is one that a client publishes.
+func message(producer string, sequence int) Entry {
+	clock++
+	return Entry{Time: 1_000_000 + clock, Producer: producer, Sequence: int64(sequence), Messages: 1}
+}
+
+func marker() Entry {
+	e := message("pulsar.marker", 0)
+	e.Marker = true
+	return e
+}
+
+// carryAll carries everything from a to b twice, checks that the second time nothing is moved, and returns the plans.
+func carryAll(t require, a, b *fakeTopic) []Plan {
+	t.Helper()
+	p := newPair("persistent://acme/geo/t", a, b)
+	plans, differences, err := p.Carry(context.Background())
+	if err != nil {
+		t.Fatalf("carry: %v", err)
+	}
+	if wrong := Differences(differences); wrong != "" {
+		t.Fatalf("read back: %s", wrong)
+	}
+	moves := b.moves
+	if _, _, err := newPair("persistent://acme/geo/t", a, b).Carry(context.Background()); err != nil || b.moves != moves {
+		t.Fatalf("again: %d cursors moved, %v; want nothing done", b.moves-moves, err)
+	}
+	return plans
+}
+
+type require interface {
+	Helper()
+	Fatalf(format string, args ...any)
+}
+
+// Whatever has happened on two clusters, with markers, a third cluster, roll-overs, repeated copies and brokers that do not say where copies come from: the
+// subscription on the new cluster gets exactly what the old one would still have delivered, each message once.
+func TestACarriedSubscriptionGetsExactlyWhatWasLeft(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		a, b := newFake("a", rapid.Int64Range(1, 50).Draw(t, "ledger of a")), newFake("b", rapid.Int64Range(1, 50).Draw(t, "ledger of b"))
+		b.silent = rapid.IntRange(0, 3).Draw(t, "silent") == 0
+		a.silent = b.silent
+		n := 0
+		for range rapid.IntRange(0, 80).Draw(t, "steps") {
+			run := rapid.IntRange(1, 6).Draw(t, "run")
+			switch rapid.SampledFrom([]string{"a", "a", "a", "b", "c", "markers", "replicate", "roll", "repeat"}).Draw(t, "step") {
+			case "a", "b":
+				side := a
+				if rapid.Bool().Draw(t, "on b") {
+					side = b
+				}
+				for range run {
+					n++
+					side.append(message("p", n))
+				}
+			case "c":
+				for range run {
+					n++
+					e := message("c", n)
+					e.From, e.Source = "c", Position{70, int64(n)}
+					a.append(e)
+					b.append(e)
+				}
+			case "markers":
+				for range run {
+					a.append(marker())
+				}
+				b.append(marker())
+			case "replicate":
+				replicate(a, b, run)
+				replicate(b, a, run)
+			case "roll":
+				a.roll()
+				b.roll()
+			case "repeat": // a replicator begins anew a little before where it was
+				if !b.silent {
+					a.sent = max(0, a.sent-run)
+				}
+			}
+		}
+		settle(a, b)
+		a.subs["s"] = Sub{Type: "Shared"}
+		a.cursors["s"] = Cursor{MarkDelete: NoPosition}
+		// Acknowledge a beginning, and some behind it.
+		upTo := rapid.IntRange(0, len(a.entries)).Draw(t, "acknowledged")
+		c := a.cursors["s"]
+		for _, e := range a.entries[:upTo] {
+			c = a.acknowledge(c, e.Position)
+		}
+		if upTo > 0 {
+			c.MarkDelete = a.entries[upTo-1].Position
+		}
+		for _, i := range rapid.SliceOfN(rapid.IntRange(0, max(0, len(a.entries)-1)), 0, 40).Draw(t, "singly") {
+			if len(a.entries) > 0 {
+				c = a.acknowledge(c, a.entries[i].Position)
+			}
+		}
+		a.cursors["s"] = c
+		want := a.delivered("s")
+		carryAll(t, a, b)
+		got := b.delivered("s")
+		slices.Sort(want)
+		slices.Sort(got)
+		if want = slices.Compact(want); !slices.Equal(got, want) {
+			t.Fatalf("delivered on b\n  %v\nwant\n  %v", got, want)
+		}
+	})
+}
+
+// history publishes numbers on a and has them replicated.
+func history(n int) (a, b *fakeTopic) {
+	a, b = newFake("a", 7), newFake("b", 3)
+	for i := range n {
+		a.append(message("p", i))
+	}
+	settle(a, b)
+	return a, b
+}
+
+// sub makes a subscription on f that has acknowledged everything below n and the numbers behind.
+func sub(f *fakeTopic, name string, n int, acked ...int) {
+	f.subs[name] = Sub{Type: "Exclusive"}
+	c := Cursor{MarkDelete: Position{f.last.Ledger, -1}}
+	if n > 0 {
+		c.MarkDelete = f.entries[n-1].Position
+	}
+	for _, i := range acked {
+		c = f.acknowledge(c, f.entries[i].Position)
+	}
+	f.cursors[name] = c
+}
+
+func TestASubscriptionThatIsThereIsMovedOnlyWhenItHasTo(t *testing.T) {
+	a, b := history(20)
+	sub(a, "s", 10, 12, 13)
+	for _, c := range []struct {
+		what  string
+		setup func()
+		moves int
+	}{
+		{"missing", func() {}, 1},
+		{"as it should be", func() {}, 0},
+		{"behind", func() { sub(b, "s", 4) }, 1},
+		{"ahead", func() { sub(b, "s", 15) }, 1},
+		{"without the holes", func() { sub(b, "s", 10) }, 0},
+		{"with one hole of two", func() { sub(b, "s", 10, 12) }, 0},
+		{"with a hole too many", func() { sub(b, "s", 10, 12, 13, 17) }, 1},
+	} {
+		c.setup()
+		before := b.moves
+		carryAll(t, a, b)
+		if got := b.cursors["s"]; b.moves-before != c.moves || got.MarkDelete != b.entries[9].Position || len(got.Acked) != 1 || got.Acked[0].String() != "(3:11..3:13]" {
+			t.Errorf("%s: moved %d times, and the cursor is %+v", c.what, b.moves-before, got)
+		}
+	}
+}
+
+// SW-02: positions of the new cluster only, whatever the numbers are on the old one.
+func TestAReplicatedSubscriptionStaysReplicated(t *testing.T) {
+	a, b := history(20)
+	sub(a, "s", 10)
+	s := a.subs["s"]
+	s.Replicated, s.Properties = true, map[string]string{"k": "v"}
+	a.subs["s"] = s
+	carryAll(t, a, b)
+	if got := b.subs["s"]; !got.Replicated || got.Properties["k"] != "v" {
+		t.Errorf("made: %+v", got)
+	}
+	sub(b, "s", 4)
+	carryAll(t, a, b)
+	if !b.subs["s"].Replicated {
+		t.Error("moved: the subscription is not replicated any more")
+	}
+}
+
+func TestASubscriptionThatSomebodyUsesIsNotMoved(t *testing.T) {
+	a, b := history(20)
+	sub(a, "s", 10)
+	sub(b, "s", 4)
+	s := b.subs["s"]
+	s.Consumers = []Consumer{{Name: "mine", Address: "/10.1.2.3:4", ClientVersion: "x"}}
+	b.subs["s"] = s
+	_, _, err := newPair("persistent://acme/geo/t", a, b).Carry(t.Context())
+	if err == nil || !strings.Contains(err.Error(), `consumer "mine" from 10.1.2.3:4 (x) is connected to it on cluster b`) || b.moves != 0 {
+		t.Errorf("error %v after %d moves, want a refusal that names the client", err, b.moves)
+	}
+}
+
+// A late Apply of plans from before a message was written must not jump over it (protocol rule C8).
+func TestALatePlanDoesNotSkipWhatCameAfterIt(t *testing.T) {
+	a, b := history(20)
+	sub(a, "s", 20)
+	p := newPair("persistent://acme/geo/t", a, b)
+	plans := ok[[]Plan](t)(p.Plans(t.Context()))
+	if plans[0].How != AtEnd || plans[0].First != pos("3:20") {
+		t.Errorf("plan %+v, want one behind the last copy", plans[0])
+	}
+	b.append(message("q", 1))
+	if err := p.Apply(t.Context(), plans); err != nil {
+		t.Fatal(err)
+	}
+	if got := b.delivered("s"); !slices.Equal(got, []string{"q/1"}) {
+		t.Errorf("delivered %v, want the message that came after the plan", got)
+	}
+}
+
+func TestWhatRetentionRemovedIsCountedAndNotHidden(t *testing.T) {
+	a, b := newFake("a", 7), newFake("b", 3)
+	for i := range 30 {
+		if i%10 == 0 {
+			b.roll()
+		}
+		a.append(message("p", i))
+		settle(a, b)
+	}
+	sub(a, "s", 5)
+	b.trim(b.entries[20].Position)
+	plans := carryAll(t, a, b)
+	if p := plans[0]; p.How != NotThere || p.Missing != 15 || p.First != b.entries[0].Position || !strings.Contains(p.Note, "no copy of the first message") {
+		t.Errorf("plan %+v, want 15 missing", p)
+	}
+}
+
+// Retention on the old cluster removes what all have acknowledged: it must not come again.
+func TestWhatTheOldClusterRemovedDoesNotComeAgain(t *testing.T) {
+	a, b := newFake("a", 7), newFake("b", 3)
+	for i := range 5 {
+		b.append(message("q", i))
+		third := message("c", i)
+		third.From, third.Source = "c", Position{90, int64(i)}
+		a.append(third)
+		b.append(third)
+	}
+	settle(a, b)
+	a.roll()
+	clock += 2 * clockSkew
+	for i := range 10 {
+		a.append(message("p", i))
+	}
+	settle(a, b)
+	sub(a, "s", 20)
+	sub(a, "r", 15)
+	a.trim(a.entries[10].Position)
+	carryAll(t, a, b)
+	if got := b.delivered("s"); len(got) != 0 {
+		t.Errorf("s gets %v again", got)
+	}
+	if got := b.delivered("r"); len(got) != 5 {
+		t.Errorf("r gets %v, want the last five", got)
+	}
+}
+
+func TestWhatIsNotReplicatedYetStopsTheCarrying(t *testing.T) {
+	a, b := history(20)
+	sub(a, "s", 20)
+	a.append(message("p", 20))
+	_, err := newPair("persistent://acme/geo/t", a, b).Plans(t.Context())
+	var behind *ErrBehind
+	if !errors.As(err, &behind) || behind.Position != pos("7:20") || !strings.Contains(err.Error(), "pulsar.repl.b") {
+		t.Errorf("error %v, want one that says that b is behind", err)
+	}
+}
+
+// The search among a hundred thousand entries takes a few reads, also behind a long run that comes from elsewhere.
+func TestFindReadsLittle(t *testing.T) {
+	a, b := newFake("a", 7), newFake("b", 3)
+	for i := range 50_000 {
+		b.append(message("q", i))
+		if i%7 == 0 {
+			b.append(marker())
+		}
+	}
+	for i := range 50_000 {
+		a.append(message("p", i))
+		if i%5 == 0 {
+			a.append(marker())
+		}
+	}
+	replicate(a, b, 1<<30)
+	most := 0
+	for _, i := range []int{0, 1, 777, 30_000, 59_999} {
+		p := newPair("persistent://acme/geo/t", a, b)
+		if err := p.Load(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		a.reads, b.reads = 0, 0
+		f := ok[Found](t)(p.Find(t.Context(), a.entries[i].Position))
+		copied := ok[Entry](t)(b.Entry(t.Context(), f.Position))
+		if f.How != ByOrigin || copied.Source != f.Entry.Position || f.Entry.Position.Before(a.entries[i].Position) {
+			t.Errorf("entry %v is found at %v (%s), which is a copy of %v", a.entries[i].Position, f.Position, f.How, copied.Source)
+		}
+		most = max(most, a.reads+b.reads)
+	}
+	if most > 40 {
+		t.Errorf("%d reads for one search, want at most 40", most)
+	}
+}
+
+// An id of a marker or of what is gone is no message: what follows counts.
+func TestTranslateGoesToTheCopyOrToWhatFollows(t *testing.T) {
+	a, b := newFake("a", 7), newFake("b", 3)
+	b.append(message("q", 0))
+	a.append(message("p", 0))
+	a.append(marker())
+	a.append(message("p", 1))
+	settle(a, b) // b: q0, p0 (7:0), marker (7:1), p1 (7:2)
+	p := newPair("persistent://acme/geo/t", a, b)
+	if err := p.Load(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for stored, want := range map[string]Translation{
+		"7:0":  {pos("3:1"), pos("3:2"), ByOrigin},
+		"7:1":  {NoPosition, pos("3:3"), ByOrigin},
+		"7:2":  {pos("3:3"), pos("3:4"), ByOrigin},
+		"7:4":  {NoPosition, pos("3:1"), AtEnd}, // behind the end: behind the copy of the last, which here is b's own message
+		"6:99": {NoPosition, pos("3:1"), ByOrigin},
+	} {
+		if got := ok[Translation](t)(p.Translate(t.Context(), pos(stored))); got != want {
+			t.Errorf("%s is %+v, want %+v", stored, got, want)
+		}
+	}
+}
+
+func TestTailsAreCompared(t *testing.T) {
+	a, b := history(50)
+	tails := func() TailReport {
+		p := newPair("persistent://acme/geo/t", a, b)
+		if err := p.Load(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		return ok[TailReport](t)(p.CompareTails(t.Context(), 20))
+	}
+	if r := tails(); r.Compared != 20 || r.String() != "" || r.First != pos("3:30") || r.Last != pos("3:49") {
+		t.Errorf("report %+v of equal tails", r)
+	}
+	a.append(message("late", 7))
+	if r := tails(); len(r.Missing) != 1 || !strings.Contains(r.String(), `1 of the last 20 messages have no copy; the first is at 7:50 (producer "late", sequence id 7)`) {
+		t.Errorf("report %q, want the message that is missing", r)
+	}
+}
+
+func TestReadBackSaysWhatIsWrong(t *testing.T) {
+	a, b := history(20)
+	sub(a, "s", 10, 12, 13)
+	p := newPair("persistent://acme/geo/t", a, b)
+	plans := ok[[]Plan](t)(p.Plans(t.Context()))
+	for want, setup := range map[string]func(){
+		"cluster b does not have it":                            func() { delete(b.subs, "s"); delete(b.cursors, "s") },
+		"it begins at 3:4 and should begin at 3:10":             func() { sub(b, "s", 4) },
+		"3:10 is acknowledged and should not be":                func() { sub(b, "s", 11) },
+		"(3:11..3:13] and 0 more ranges should be acknowledged": func() { sub(b, "s", 10) },
+		"3:17 is acknowledged and should not be":                func() { sub(b, "s", 10, 12, 13, 17) },
+	} {
+		setup()
+		if got := Differences(ok[[]Difference](t)(p.ReadBack(t.Context(), plans))); !strings.Contains(got, want) {
+			t.Errorf("read back %q, want %q", got, want)
+		}
+	}
+}

@@ -1,0 +1,321 @@
+package pulsaradmin
+
+import (
+	"context"
+	"fmt"
+	"sync"
+)
+
+// How tells how sure the answer of a search is.
+type How string
+
+// The ways in which a position on the other cluster was found, the surest first.
+const (
+	// ByOrigin: the copy says itself where it comes from. Exact.
+	ByOrigin How = "source position"
+	// ByProducer: producer name, sequence id and time of publishing are equal. Exact unless a producer repeats itself within a millisecond.
+	ByProducer How = "producer and sequence id"
+	// ByTime: the first entry that was not published earlier. Messages before it may come again, none is left out as long as the producers' clocks agree.
+	ByTime How = "publish time"
+	// AtEnd: nothing follows on either cluster; the position after the last copy.
+	AtEnd How = "end of what was copied"
+	// NotThere: the other cluster has no copy, though it has later ones: retention removed it, or it was never replicated. The position is that of the
+	// next one that exists.
+	NotThere How = "no copy"
+)
+
+// Exact tells whether delivery from the position on loses and repeats nothing.
+func (h How) Exact() bool { return h == ByOrigin || h == ByProducer || h == AtEnd }
+
+// Found is where something lies on the other cluster.
+type Found struct {
+	// Position is the first one to be delivered.
+	Position Position
+	How      How
+	// Entry is the entry that was looked for, as the first cluster has it; its Position is NoPosition with AtEnd.
+	Entry Entry
+	// Next is the position right after the copy: where somebody who had the entry goes on.
+	Next Position
+}
+
+// Pair is one partition on two clusters: the one that has it and the one that it goes to. It remembers what it has read, so
+// that a second search costs little. It may be used by several goroutines, but not while Load runs.
+type Pair struct {
+	Topic    string
+	from, to *view
+	back     *Pair // the other direction, over the same views
+
+	mu     sync.Mutex
+	absent []Range // guarded by mu: positions of the new cluster, from After on and before Last, whose messages the old one does not have
+}
+
+// NewPair makes the pair of one partition. Load comes before everything else.
+func NewPair(topic string, from, to *Client) *Pair {
+	return newPair(topic, &remote{Client: from, topic: topic}, &remote{Client: to, topic: topic})
+}
+
+func newPair(topic string, from, to side) *Pair {
+	p := &Pair{Topic: topic, from: newView(from), to: newView(to)}
+	p.back = &Pair{Topic: topic, from: p.to, to: p.from, back: p}
+	return p
+}
+
+// Load reads both logs and all cursors as they are now.
+func (p *Pair) Load(ctx context.Context) error {
+	p.absent = nil // what was not there may have come
+	return each(2, 2, func(i int) error { return []*view{p.from, p.to}[i].load(ctx) })
+}
+
+// Close ends the connections that the pair has open.
+func (p *Pair) Close() {
+	p.from.side.Close()
+	p.to.side.Close()
+}
+
+// Find is where the first message at or after pos lies on the other cluster.
+func (p *Pair) Find(ctx context.Context, pos Position) (Found, error) {
+	i := p.from.in.Index(pos)
+	e, ok, err := p.from.firstData(ctx, i)
+	if err != nil {
+		return Found{}, err
+	}
+	if !ok {
+		return p.end(ctx)
+	}
+	return p.copyOf(ctx, e)
+}
+
+// end is the position after the other cluster's copy of the last message.
+func (p *Pair) end(ctx context.Context) (Found, error) {
+	nothing := Entry{Position: NoPosition, Source: NoPosition}
+	e, ok, err := p.from.last(ctx)
+	if err != nil {
+		return Found{}, err
+	}
+	if !ok { // nothing was ever published here, or all of it is gone: nothing that the other has can have been acknowledged here
+		at := p.to.in.End()
+		if first, any := p.to.in.First(); any && p.from.in.Last.Entry < 0 {
+			at = first
+		}
+		return Found{Position: at, How: AtEnd, Entry: nothing, Next: at}, nil
+	}
+	f, err := p.copyOf(ctx, e)
+	if err != nil {
+		return Found{}, err
+	}
+	if f.How == NotThere || f.How == ByTime {
+		return Found{Position: f.Position, How: f.How, Entry: nothing, Next: f.Position}, nil
+	}
+	return Found{Position: f.Next, How: AtEnd, Entry: nothing, Next: f.Next}, nil
+}
+
+// ErrBehind says that the other cluster does not have the message yet.
+type ErrBehind struct {
+	Topic    string
+	From, To string
+	Position Position
+}
+
+func (e *ErrBehind) Error() string {
+	return fmt.Sprintf("%s: cluster %s has no copy of the message at %v of cluster %s, nor of any later one; wait until replication from %s to %s has passed it, or look why it does not (backlog of %s%s)",
+		e.Topic, e.To, e.Position, e.From, e.From, e.To, replicatorCursor, e.To)
+}
+
+// copyOf finds the other cluster's copy of an entry.
+func (p *Pair) copyOf(ctx context.Context, e Entry) (Found, error) {
+	found := func(at Position, how How) (Found, error) {
+		f := Found{Position: at, How: how, Entry: e, Next: Position{at.Ledger, at.Entry + 1}}
+		if how == NotThere || how == ByTime {
+			f.Next = at
+		}
+		return f, nil
+	}
+	if e.From == p.to.Cluster() && e.Source != NoPosition { // it was published there: its copy here says where
+		if p.to.in.Has(e.Source) {
+			return found(e.Source, ByOrigin)
+		}
+		if next, ok := p.to.in.Next(e.Source); ok {
+			return found(next, NotThere)
+		}
+		return found(p.to.in.End(), NotThere)
+	}
+	if at, ok := p.to.lookup(&e, p.from.Cluster()); ok && p.to.in.Has(at) {
+		if _, exact := e.origin(p.from.Cluster()); exact {
+			if copied, err := p.to.at(ctx, at); err == nil && copied.Source != NoPosition {
+				return found(at, ByOrigin)
+			}
+		}
+		return found(at, ByProducer)
+	}
+	if len(p.to.in.Ledgers) == 0 {
+		return Found{}, &ErrBehind{p.Topic, p.from.Cluster(), p.to.Cluster(), e.Position}
+	}
+	guess, err := p.to.AtTime(ctx, e.Time)
+	if err != nil {
+		return Found{}, err
+	}
+	if origin, ok := e.origin(p.from.Cluster()); ok {
+		at, how, err := p.search(ctx, origin, guess)
+		if err != nil {
+			return Found{}, err
+		}
+		switch how {
+		case ByOrigin, NotThere:
+			return found(at, how)
+		case AtEnd:
+			return Found{}, &ErrBehind{p.Topic, p.from.Cluster(), p.to.Cluster(), e.Position}
+		}
+	}
+	return p.byPrint(ctx, e, guess, found) // copies do not say where they come from, or there is none
+}
+
+// search finds the copy of an entry by its origin: copies from one cluster lie in the order that they had there, so that comparing one tells on
+// which side to go on. how is "" when copies do not say where they come from, and AtEnd when all of them come before.
+func (p *Pair) search(ctx context.Context, want key, guess Position) (at Position, how How, err error) {
+	var after *Entry // the first known copy that does not come before the wanted one
+	seen := false
+	lo, hi := int64(0), p.to.in.Len() // copies below lo come before it, those from hi on do not
+	next := min(p.to.in.Index(guess), hi-1)
+	// judge narrows the interval by the entry with index i and tells whether it is a copy from that cluster.
+	judge := func(e *Entry, i int64) bool {
+		k, exact := e.origin(p.to.Cluster())
+		if !exact || k.cluster != want.cluster {
+			return false
+		}
+		seen = true
+		if k.position.Before(want.position) {
+			lo = i + 1
+		} else {
+			hi, after = i, e
+		}
+		if k.cluster == p.from.Cluster() { // copies lie as far apart as their originals, apart from what is between
+			next = i + p.from.in.Index(want.position) - p.from.in.Index(k.position)
+		}
+		return true
+	}
+	for step := 0; hi-lo > blockSize/4; step++ {
+		if step > maxLeaps || next < lo || next >= hi {
+			next = lo + (hi-lo)/2
+		}
+		judged := false
+		// Entries from elsewhere may be in the way: look further and further to both sides.
+		for reach := int64(0); !judged && reach < hi-lo; reach = max(1, 2*reach) {
+			for _, i := range [2]int64{next + reach, next - reach} {
+				if judged || i < lo || i >= hi {
+					continue
+				}
+				e, err := p.to.at(ctx, p.to.in.At(i))
+				if err != nil {
+					return NoPosition, "", err
+				}
+				judged = judge(&e, i)
+			}
+		}
+		if after != nil && after.isCopy(want, p.to.Cluster()) {
+			return after.Position, ByOrigin, nil
+		}
+		if !judged {
+			if hi-lo > maxScan {
+				return NoPosition, "", fmt.Errorf("%s: the copy of %v of cluster %s cannot be found on cluster %s: it would lie among %d messages that come from elsewhere", p.Topic, want.position, want.cluster, p.to.Cluster(), hi-lo)
+			}
+			break
+		}
+	}
+	err = p.to.forward(ctx, lo, func(e Entry) (bool, error) {
+		i := p.to.in.Index(e.Position)
+		return i >= hi || judge(&e, i) && after != nil && after.Position == e.Position, nil
+	})
+	switch {
+	case err != nil:
+		return NoPosition, "", err
+	case after != nil && after.isCopy(want, p.to.Cluster()):
+		return after.Position, ByOrigin, nil
+	case after != nil:
+		return after.Position, NotThere, nil
+	case seen:
+		return NoPosition, AtEnd, nil
+	}
+	return NoPosition, "", nil
+}
+
+// isCopy tells whether the entry, stored on cluster where, has that origin.
+func (e *Entry) isCopy(origin key, where string) bool {
+	k, exact := e.origin(where)
+	return exact && k == origin
+}
+
+const (
+	// maxLeaps is how often the search leaps by distance before it only halves.
+	maxLeaps = 12
+	// maxScan is how many entries are read one after the other in search of one.
+	maxScan = 20_000
+	// printScan is how many entries around the time of publishing are compared by producer and sequence id.
+	printScan = 4_096
+	// clockSkew is how much producers' clocks may disagree, in milliseconds, for a message to be found by its time.
+	clockSkew = 2_000
+)
+
+// byPrint finds the copy by what the producer wrote: for brokers that do not say where an entry comes from.
+func (p *Pair) byPrint(ctx context.Context, e Entry, guess Position, found func(Position, How) (Found, error)) (Found, error) {
+	early, err := p.to.AtTime(ctx, e.Time-clockSkew)
+	if err != nil {
+		return Found{}, err
+	}
+	origin := e.from(p.from.Cluster())
+	var at *Position
+	bare := false // there are copies from that cluster which do not say where they lay
+	left := printScan
+	err = p.to.forward(ctx, p.to.in.Index(early), func(other Entry) (bool, error) {
+		if other.Source == NoPosition && other.from(p.to.Cluster()) == origin {
+			bare = true
+			if other.print() == e.print() {
+				at = &other.Position
+			}
+		}
+		left--
+		return at != nil || left == 0 || other.Time > e.Time+clockSkew, nil
+	})
+	switch {
+	case err != nil:
+		return Found{}, err
+	case at != nil:
+		return found(*at, ByProducer)
+	case !bare, !p.to.in.Has(guess): // the time says nothing without a copy near it
+		return Found{}, &ErrBehind{p.Topic, p.from.Cluster(), p.to.Cluster(), e.Position}
+	}
+	return found(guess, ByTime)
+}
+
+// Translation is where a message id that somebody got from one cluster lies on the other.
+type Translation struct {
+	// At is the copy of the entry itself, for a seek to it or a position inside of a batch (batch indexes are the same); NoPosition when there is
+	// none: it was a marker, or is gone.
+	At Position
+	// Next is the first one to be delivered to somebody who has had the entry: right behind the copy or, without one, the copy of the first message
+	// that follows on the old cluster.
+	Next Position
+	How  How
+}
+
+// Translate says where a stored message id of cluster old lies on cluster now. topic is the full name, with its partition. An id that means "earliest" or
+// "latest" must not be asked: it means the same everywhere.
+func Translate(ctx context.Context, topic string, old, now *Client, pos Position) (Translation, error) {
+	p := NewPair(topic, old, now)
+	defer p.Close()
+	if err := p.Load(ctx); err != nil {
+		return Translation{}, err
+	}
+	return p.Translate(ctx, pos)
+}
+
+// Translate is the function of that name, over what was loaded.
+func (p *Pair) Translate(ctx context.Context, pos Position) (Translation, error) {
+	f, err := p.Find(ctx, pos)
+	if err != nil {
+		return Translation{}, err
+	}
+	if f.Entry.Position != pos || !f.How.Exact() { // the entry itself is no message, or has no copy: what follows it counts
+		return Translation{At: NoPosition, Next: f.Position, How: f.How}, nil
+	}
+	return Translation{At: f.Position, Next: f.Next, How: f.How}, nil
+}
