@@ -187,7 +187,7 @@ func writing(current *atomic.Pointer[route.Table], plain map[string]route.Entry,
 			for i, kind := range kinds {
 				took, n := besideWriter(readers, window, topics, kind.read, kind.write)
 				ns[i] = append(ns[i], took)
-				writes[i] += n / rounds / window.Seconds()
+				writes[i] += n / rounds
 			}
 		}
 		r := WritingResult{Readers: readers, TableNs: medianOf(ns[0]), MutexNs: medianOf(ns[1]), CopyNs: medianOf(ns[2]), TableRate: writes[0], Copies: writes[2]}
@@ -198,15 +198,18 @@ func writing(current *atomic.Pointer[route.Table], plain map[string]route.Entry,
 	return all
 }
 
-// besideWriter lets readers ask for a while beside one writer: ns per question and reader, and how often the writer wrote.
-func besideWriter(readers int, window time.Duration, topics []route.Topic, read func(route.Topic) string, write func(i int)) (ns, writes float64) {
+// besideWriter lets readers ask for a while beside one writer: ns per question and reader, and changes per second.
+func besideWriter(readers int, window time.Duration, topics []route.Topic, read func(route.Topic) string, write func(i int)) (ns, perSecond float64) {
 	var stop atomic.Bool
 	var wg, writer sync.WaitGroup
 	writer.Go(func() {
-		for start := time.Now(); !stop.Load(); writes++ {
-			write(int(writes))
-			time.Sleep(time.Until(start.Add(time.Duration(writes+1) * time.Second / writesPerSecond)))
+		start, writes := time.Now(), 0
+		for !stop.Load() {
+			write(writes)
+			writes++
+			time.Sleep(time.Until(start.Add(time.Duration(writes) * time.Second / writesPerSecond)))
 		}
+		perSecond = float64(writes) / time.Since(start).Seconds()
 	})
 	var asked atomic.Int64
 	start := time.Now()
@@ -229,7 +232,7 @@ func besideWriter(readers int, window time.Duration, topics []route.Topic, read 
 	ns = float64(time.Since(start).Nanoseconds()) * float64(readers) / float64(asked.Load())
 	stop.Store(true)
 	writer.Wait()
-	return ns, writes
+	return ns, perSecond
 }
 
 // change rebuilds one bucket after the other, as a watcher does that was told of one changed entry.

@@ -76,7 +76,7 @@ const tlsHeld = 1000
 // How the time of the standard set is shared out: see TestTheStandardSetFitsItsTime for the arithmetic.
 const (
 	slowTime = 360 * time.Second // for the slow set
-	restTime = 60 * time.Second  // for the switch and the route table
+	restTime = 80 * time.Second  // for the switch and the route table
 )
 
 // Standard measures the standard set in at most limit and writes its tables into file, between markers. All cases go
