@@ -47,6 +47,7 @@ type client struct {
 	finished sync.WaitGroup
 	contact  atomic.Int64 // Unix nanoseconds of the last bytes from a server
 	lease    *lease
+	traffic  traffic
 
 	mu         sync.Mutex // guards what follows
 	closing    bool
@@ -64,6 +65,11 @@ type client struct {
 	downSince  time.Time
 	lastError  error
 	lastWarned time.Time
+}
+
+// traffic is what the connections of a client have carried since it was made: what a proxy costs an ensemble.
+type traffic struct {
+	requests, sent, received atomic.Int64 // messages, bytes, bytes
 }
 
 // listener is told of events; its functions must not wait.
@@ -110,6 +116,7 @@ func newClient(e Ensemble, timeout time.Duration, auth *Auth, log *slog.Logger, 
 		ctx:     ctx,
 		resolve: resolve,
 		contact: func(at time.Time) { c.contact.Store(at.UnixNano()) },
+		traffic: &c.traffic,
 		granted: c.sessionGranted(timeout),
 		watched: c.watchesSent,
 		await:   c.awaitWatches,

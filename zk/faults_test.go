@@ -154,7 +154,7 @@ func fill(t testing.TB, s *Store, n int) {
 	}
 	buckets := make([][]route.Entry, route.BucketCount)
 	for i := range n {
-		topic := fmt.Sprintf("persistent://tenant-%d/namespace-%d/some-topic-name-%d", i%7, i%91, i)
+		topic := fillTopic(i)
 		index := route.Bucket(topic)
 		buckets[index] = append(buckets[index], route.Entry{Topic: topic, Cluster: []string{"a", "b"}[i%2], Epoch: uint64(i % 5)})
 	}
@@ -167,6 +167,11 @@ func fill(t testing.TB, s *Store, n int) {
 	if err != nil {
 		t.Fatal(err)
 	}
+}
+
+// fillTopic is the i-th topic of fill.
+func fillTopic(i int) string {
+	return fmt.Sprintf("persistent://tenant-%d/namespace-%d/some-topic-name-%d", i%7, i%91, i)
 }
 
 func testManyEntries(t *testing.T, server *zktest.Server) {
@@ -845,7 +850,7 @@ func TestZK08TheDialerKeepsOneConnection(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	d := &dialer{ctx: within(t, 10*time.Second), resolve: net.DefaultResolver.LookupHost, failed: func(string, error) {}}
+	d := &dialer{ctx: within(t, 10*time.Second), resolve: net.DefaultResolver.LookupHost, failed: func(string, error) {}, traffic: &traffic{}}
 	first, err := d.dial("tcp", l.Addr().String(), 0)
 	if err != nil {
 		t.Fatal(err)

@@ -67,7 +67,8 @@ func (h *hosts) Connected() { h.tried = 0 }
 type dialer struct {
 	ctx     context.Context // ends with the client
 	resolve func(ctx context.Context, host string) ([]string, error)
-	contact func(at time.Time)                 // bytes came from the server
+	contact func(at time.Time) // bytes came from the server
+	traffic *traffic
 	granted func(sessionTimeout time.Duration) // the server has granted a session
 	watched func()                             // the library has sent its watches
 	await   func()                             // waits until it has, or has none
@@ -175,6 +176,7 @@ func (w *wire) Read(p []byte) (int, error) {
 	n, err := w.Conn.Read(p)
 	if n > 0 {
 		w.d.contact(time.Now())
+		w.d.traffic.received.Add(int64(n))
 		if !w.granted {
 			w.handshake(p[:n])
 		} else if w.early.Load() {
@@ -216,6 +218,8 @@ func (w *wire) SetReadDeadline(t time.Time) error {
 // library would answer the request twice, and three times while it is being closed; then its loop waits for ever for
 // somebody to take the last answer.
 func (w *wire) Write(p []byte) (int, error) {
+	w.d.traffic.requests.Add(1)
+	w.d.traffic.sent.Add(int64(len(p)))
 	op := uint32(0)
 	if len(p) >= 12 {
 		op = binary.BigEndian.Uint32(p[8:])

@@ -4,6 +4,7 @@ package zktest
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -131,6 +132,31 @@ func (s *Server) Connections() int {
 		}
 	}
 	return n
+}
+
+// CPU is the processor time that the server has used since it was started; an error where the system does not tell.
+func (s *Server) CPU() (time.Duration, error) {
+	if s.command == nil {
+		return 0, errors.New("the server is not running")
+	}
+	return processCPU(s.command.Process.Pid)
+}
+
+// Counters are the numbers that the server tells of itself, by name without "zk_": watch_count, packets_received, ….
+func (s *Server) Counters() map[string]int64 {
+	s.t.Helper()
+	answer, err := s.Ask("mntr")
+	if err != nil {
+		s.t.Fatalf("asking ZooKeeper for its counters: %v", err)
+	}
+	counters := map[string]int64{}
+	for line := range strings.Lines(answer) {
+		name, value, _ := strings.Cut(strings.TrimSpace(line), "\t")
+		if n, err := strconv.ParseFloat(value, 64); err == nil {
+			counters[strings.TrimPrefix(name, "zk_")] = int64(n)
+		}
+	}
+	return counters
 }
 
 // Leader tells whether the server leads an ensemble.
