@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"math/rand/v2"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -31,7 +32,7 @@ var (
 // TestAFleetOnOneServer is what many proxies cost one ZooKeeper, and how soon they agree. What is counted is a promise, and
 // checked; times are printed.
 func TestAFleetOnOneServer(t *testing.T) {
-	f := &fleet{t: t, server: zktest.Start(t), n: *fleetProxies, topics: *fleetTopics}
+	f := &fleet{t: t, server: zktest.Start(t), n: *fleetProxies, topics: *fleetTopics, announcing: announceAs(*fleetProxies)}
 	f.servers = f.server.Addr() + chroot()
 	f.writer = open(t, Config{Servers: f.servers, Logger: slog.New(slog.DiscardHandler)})
 	fill(t, f.writer, f.topics)
@@ -121,8 +122,17 @@ func TestAFleetOnOneServer(t *testing.T) {
 		float64(warm.requests)/float64(cold.requests), warm.serverCPU.Seconds()/cold.serverCPU.Seconds(), warm.ownCPU.Seconds()/cold.ownCPU.Seconds())
 }
 
-// settle is how long a proxy waits before it announces that it serves another map, as in internal/app.
-const settle = 200 * time.Millisecond
+// announcing is when a proxy announces that it serves another map.
+type announcing struct{ settle, spread, pace time.Duration }
+
+// announceAs is as in internal/app for a large fleet, and ten times as soon for a small one, which nobody should wait for.
+func announceAs(proxies int) announcing {
+	a := announcing{200 * time.Millisecond, 800 * time.Millisecond, 2 * time.Second}
+	if proxies < 100 {
+		a = announcing{a.settle / 10, a.spread / 10, a.pace / 10}
+	}
+	return a
+}
 
 // fleet is n proxies without a data path on one server.
 type fleet struct {
@@ -130,10 +140,11 @@ type fleet struct {
 	server    *zktest.Server
 	servers   string
 	n, topics int
-	writer    *Store
-	next      int    // topic to change
-	total     uint64 // sum of all epochs that are stored
-	clients   []*mapClient
+	announcing
+	writer  *Store
+	next    int    // topic to change
+	total   uint64 // sum of all epochs that are stored
+	clients []*mapClient
 }
 
 // start makes all proxies at once. before are those that they were, of whose map they have a copy; nil: none.
@@ -153,7 +164,7 @@ func (f *fleet) start(before []*mapClient) {
 		if err != nil {
 			f.t.Fatal(err)
 		}
-		c.run(s)
+		c.run(s, f.announcing)
 	}
 	f.await("the whole map", func(c *mapClient) bool { return c.synced })
 	if before == nil {
@@ -340,13 +351,13 @@ func (f *fleet) now() (c cost) {
 // quiet waits until the proxies have nothing to say any more; they announce a change some time after it.
 func (f *fleet) quiet() cost {
 	f.t.Helper()
-	const enough = 2 * settle
+	enough := f.pace + 2*f.settle
 	c, since := f.now(), time.Now()
 	for deadline := time.Now().Add(time.Minute); time.Since(since) < enough; {
 		if time.Now().After(deadline) {
 			f.t.Fatal("the proxies talk to ZooKeeper without an end")
 		}
-		_ = pause(f.t.Context(), settle/10)
+		_ = pause(f.t.Context(), f.settle/5)
 		if next := f.now(); next.requests != c.requests || next.received != c.received {
 			c, since = next, time.Now()
 		}
@@ -407,7 +418,7 @@ type mapClient struct {
 	fault     error
 }
 
-func (c *mapClient) run(s *Store) {
+func (c *mapClient) run(s *Store, a announcing) {
 	ctx, cancel := context.WithCancel(context.Background())
 	c.store, c.stop = s, cancel
 	known := store.Known{Map: c.known.Map, Versions: maps.Clone(c.known.Versions)}
@@ -428,12 +439,13 @@ func (c *mapClient) run(s *Store) {
 			p.Digest = fmt.Sprintf("%016x", c.total)
 			c.mu.Unlock()
 			_ = s.Register(ctx, p) // the store goes on trying
+			announced := time.Now()
 			select {
 			case <-c.moved:
 			case <-ctx.Done():
 				return
 			}
-			if pause(ctx, settle) != nil {
+			if pause(ctx, max(a.settle+rand.N(a.spread), a.pace-time.Since(announced))) != nil {
 				return
 			}
 		}

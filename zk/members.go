@@ -25,6 +25,7 @@ type registrar struct {
 	desired *store.Proxy
 	member  string // what is stored in the member node
 	session int64  // the session that holds the ephemeral node
+	data    string // what the node holds, as long as there is a watch on it
 }
 
 // Register implements store.Store.
@@ -47,7 +48,7 @@ func (s *Store) Register(ctx context.Context, p store.Proxy) error {
 	p.Live = true
 	r.desired = &p
 	for {
-		if err := s.announce(ctx); err != nil {
+		if err := s.announce(ctx, true); err != nil {
 			r.signal() // keepRegistered goes on
 			return err
 		}
@@ -241,7 +242,7 @@ func (s *Store) keepRegistered() {
 		ctx, cancel := context.WithTimeout(s.client.ctx, store.DefaultTimeout)
 		err := r.lock.take(ctx)
 		if err == nil {
-			err = s.announce(ctx)
+			err = s.announce(ctx, false)
 			r.lock.give()
 		}
 		cancel()
@@ -265,8 +266,9 @@ func (r *registrar) signal() {
 	}
 }
 
-// announce makes the nodes say what is desired; registrar.lock is held. Every step may be repeated.
-func (s *Store) announce(ctx context.Context) error {
+// announce makes the nodes say what is desired; registrar.lock is held. Every step may be repeated. look: ask the server in
+// any case; otherwise a watch without an event is enough.
+func (s *Store) announce(ctx context.Context, look bool) error {
 	r := &s.registrar
 	if r.desired == nil {
 		return nil
@@ -287,6 +289,9 @@ func (s *Store) announce(ctx context.Context) error {
 	}
 	id := r.desired.ID
 	path := s.root + "/proxies/" + id
+	if !look && r.session == s.client.sessionID() && r.data == string(data) && s.client.isArmed(path) {
+		return nil // the event was of our own write, and what it left has been looked at
+	}
 	for {
 		if r.member != string(member) || r.session != s.client.sessionID() {
 			if err := s.put(ctx, s.root+"/members/"+id, member); err != nil {
@@ -307,13 +312,14 @@ func (s *Store) announce(ctx context.Context) error {
 		case !n.exists():
 			ops = create
 		case n.stat.EphemeralOwner == session && string(n.data) == string(data):
-			r.session = session
+			r.session, r.data = session, string(data)
 			s.client.lease.announce(session)
 			return nil
 		case n.stat.EphemeralOwner == session:
 			ops = []any{&zk.SetDataRequest{Path: path, Data: data, Version: n.stat.Version}}
 		case r.session == session:
 			// We held the node in this session and somebody replaced it: taking it back would go on for ever.
+			r.data = ""
 			s.client.lease.announce(0)
 			return fmt.Errorf("another process registered itself as proxy %s too: give each proxy an id of its own", id)
 		default:

@@ -198,7 +198,12 @@ func (s *Store) PutAck(ctx context.Context, id string, a switching.Ack) error {
 	if store.CheckID("switch", id) != nil {
 		return fmt.Errorf("switch %q: %w", id, store.ErrNotFound)
 	}
-	err = s.put(ctx, s.switchPath(id)+"/acks/"+store.AckName(a), data)
+	// Most often it is new, and to set a node that is not there is a write of the ensemble as well.
+	path := s.switchPath(id) + "/acks/" + store.AckName(a)
+	_, err = read(ctx, s.client, "creating "+path, func(c *zk.Conn) (string, error) { return c.Create(path, data, 0, s.acl) })
+	if errors.Is(err, zk.ErrNodeExists) {
+		err = s.put(ctx, path, data)
+	}
 	if errors.Is(err, zk.ErrNoNode) {
 		return fmt.Errorf("switch %s: %w", id, store.ErrNotFound)
 	}

@@ -80,11 +80,18 @@ func (s *Store) boot(ctx context.Context) error {
 
 // meta reads and checks the description of the tree; nil when there is none.
 func (s *Store) meta(ctx context.Context) (*meta, error) {
-	path := s.root + "/meta"
-	n, err := s.get(ctx, path)
-	if err != nil || !n.exists() {
+	n, err := s.get(ctx, s.root+"/meta")
+	if err != nil {
 		return nil, err
 	}
+	return s.parseMeta(n)
+}
+
+func (s *Store) parseMeta(n node) (*meta, error) {
+	if !n.exists() {
+		return nil, nil
+	}
+	path := s.root + "/meta"
 	var m meta
 	if err := json.Unmarshal(n.data, &m); err != nil {
 		return nil, fmt.Errorf("%w: ZooKeeper %s: %s is damaged: %w", errTree, s.client.ensemble, path, err)

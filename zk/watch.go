@@ -27,8 +27,8 @@ const (
 	movingList = -1
 )
 
-// mapWatch is one Watch: a data watch on each bucket, on those that do not exist too, and on the rules; one on the list of
-// the moving nodes and on each of those, which are few.
+// mapWatch is one Watch: a data watch on each bucket, on those that do not exist too, on the rules, and on meta; one on the
+// list of the moving nodes and on each of those, which are few.
 //
 // One watch per bucket is cheap for both sides (a few hundred bytes) and needs to trust nobody: a bucket that was
 // written by hand is seen as well. A watch on the children of routes would tell less, and a shared change counter
@@ -41,6 +41,8 @@ type mapWatch struct {
 	mu    sync.Mutex
 	dirty [rulesNode + 1]bool // guarded by mu
 	all   bool                // guarded by mu: connected anew, compare everything
+	trees uint64              // guarded by mu: counts what may have put another tree in place
+	tree  uint64              // guarded by mu: trees when the tree was last found to be the right one
 	// Guarded by mu: the same of the moving nodes.
 	dirtyMoving [route.BucketCount]bool
 	listMoving  bool
@@ -77,7 +79,7 @@ func (s *Store) Resume(ctx context.Context, have store.Known, sink func(store.Up
 		}
 		return err
 	}
-	w := &mapWatch{s: s, signal: make(chan struct{}, 1), all: true, moving: map[int]followed{}}
+	w := &mapWatch{s: s, signal: make(chan struct{}, 1), all: true, trees: 1, moving: map[int]followed{}}
 	if have.Map == *s.mapID.Load() {
 		for index, version := range have.Versions {
 			if index >= 0 && index < route.BucketCount {
@@ -126,6 +128,10 @@ func (s *Store) bootForWatch(ctx context.Context) error {
 
 // event is called on the library's goroutine.
 func (w *mapWatch) event(path string) {
+	if path == w.s.root+"/meta" {
+		w.connected()
+		return
+	}
 	index := -1
 	switch kind, name, _ := strings.Cut(strings.TrimPrefix(path, w.s.root+"/"), "/"); kind {
 	case "moving":
@@ -151,9 +157,11 @@ func (w *mapWatch) event(path string) {
 	w.wake()
 }
 
+// connected has everything compared.
 func (w *mapWatch) connected() {
 	w.mu.Lock()
 	w.all = true
+	w.trees++
 	w.mu.Unlock()
 	w.wake()
 }
@@ -215,7 +223,13 @@ func (w *mapWatch) pass(ctx context.Context, synced *bool, sink func(store.Updat
 		last := n == len(indexes)
 		u := w.read(ctx, indexes[:n], all)
 		indexes = indexes[n:]
+		// What was read may be of a tree that has been put in place meanwhile.
+		err := w.checkTree(ctx)
 		if ctx.Err() != nil {
+			return
+		}
+		if err != nil {
+			w.allBad(ctx, err, *synced, sink)
 			return
 		}
 		for _, err := range u.Bad {
@@ -265,17 +279,34 @@ func (w *mapWatch) allBad(ctx context.Context, err error, synced bool, sink func
 
 // checkTree tells why what is there now is not the map that was being watched: a tree that was wiped must not empty
 // the map of running proxies.
+//
+// It asks the server only after a connect and after an event of meta: ZooKeeper tells a session of such an event before it
+// answers anything that was read later, so without one the tree is the one that it was.
 func (w *mapWatch) checkTree(ctx context.Context) error {
-	m, err := w.s.meta(ctx)
+	w.mu.Lock()
+	trees, right := w.trees, w.tree == w.trees
+	w.mu.Unlock()
+	if right {
+		return nil
+	}
+	path := w.s.root + "/meta"
+	n, err := w.s.client.getWatched(ctx, path)
+	if err != nil {
+		return err
+	}
+	m, err := w.s.parseMeta(n)
 	switch {
 	case err != nil:
 		return err
 	case m == nil:
-		return w.s.rootGone(w.s.root + "/meta")
+		return w.s.rootGone(path)
 	case m.ID != *w.s.mapID.Load():
 		return fmt.Errorf("ZooKeeper %s: %s holds another map (%s) than before (%s): it was wiped and begun anew; restart the proxies to take the new one",
 			w.s.client.ensemble, w.s.root, m.ID, *w.s.mapID.Load())
 	}
+	w.mu.Lock()
+	w.tree = trees
+	w.mu.Unlock()
 	return nil
 }
 

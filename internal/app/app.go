@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	mathrand "math/rand/v2"
 	"net"
 	"os"
 	"runtime"
@@ -413,11 +414,17 @@ func (a *App) joinRoster(ctx context.Context) {
 	}
 }
 
-// keepRegistered announces this proxy, and again whenever it serves another map.
+// keepRegistered announces this proxy, and again whenever it serves another map: not at the same moment as all others, and not
+// each time when one topic is moved after the other, because every announcement is a write of the store.
 func (a *App) keepRegistered(ctx context.Context) {
-	const settle = 200 * time.Millisecond // several changes in a row are announced once
+	const (
+		settle = 200 * time.Millisecond
+		spread = 800 * time.Millisecond
+		pace   = 2 * time.Second // between two announcements
+	)
 	for {
 		err := a.store.Register(ctx, a.Info())
+		announced := time.Now()
 		wait := a.maps.changed
 		if err != nil && ctx.Err() == nil {
 			a.log.Warn("this proxy could not be announced in the store", "err", err)
@@ -434,7 +441,7 @@ func (a *App) keepRegistered(ctx context.Context) {
 			return
 		}
 		select {
-		case <-time.After(settle):
+		case <-time.After(max(settle+mathrand.N(spread), pace-time.Since(announced))):
 		case <-ctx.Done():
 			return
 		}
