@@ -64,6 +64,7 @@ bench-scale: build ## idle sessions, thousands of connections and moved topics, 
 
 robustness: ## hostile and unlucky peers at full size, with the numbers
 	$(GO) test -count=1 -v -timeout 5m -run 'NotTheProtocol|NeverSpeak|StopReading|SlowBroker|NeverRead|EitherDirection|LookupStorm|LookUpAndLeave|CutWith|StopUnderLoad|DrainedClient' ./internal/app
+	$(GO) test -count=1 -v -timeout 15m -run TestAFleet ./zk -fleet.proxies 200 -fleet.topics 100000 -fleet.changes 100
 
 fuzz: ## FUZZTIME for each fuzz target
 	@GO='$(GO)' FUZZTIME='$(FUZZTIME)' sh scripts/fuzz.sh

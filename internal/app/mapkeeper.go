@@ -422,8 +422,12 @@ func (k *mapKeeper) acknowledge(ctx context.Context, by switching.Key, e session
 	}
 }
 
-// saveEvery is how often the table is written to the disk at most.
-const saveEvery = 2 * time.Second
+const (
+	// saveEvery is how often the table is written to the disk at most.
+	saveEvery = 2 * time.Second
+	// saveShare is the inverse of the share of a core that may go into it: a map of ten million topics takes seconds.
+	saveShare = 20
+)
 
 // saveChanges keeps the copy on the disk up to date.
 func (k *mapKeeper) saveChanges(ctx context.Context) {
@@ -432,11 +436,14 @@ func (k *mapKeeper) saveChanges(ctx context.Context) {
 	}
 	ticker := time.NewTicker(saveEvery)
 	defer ticker.Stop()
+	var next time.Time
 	save := func() {
 		m := k.served()
 		if !k.synced.Load() || m.same(k.onDisk) {
 			return
 		}
+		begin := time.Now()
+		defer func() { next = time.Now().Add(saveShare * time.Since(begin)) }()
 		if err := k.copy.save(m, time.Now()); err != nil {
 			k.log.Error("the last good map could not be written to the disk", "err", err)
 			return
@@ -449,7 +456,9 @@ func (k *mapKeeper) saveChanges(ctx context.Context) {
 	for {
 		select {
 		case <-ticker.C:
-			save()
+			if !time.Now().Before(next) {
+				save()
+			}
 		case <-ctx.Done():
 			save()
 			return
