@@ -222,7 +222,7 @@ func (f *fleet) move(topic int, switchID string) error {
 	after.Cluster, after.SwitchID = map[string]string{"a": "b", "b": "a"}[before.Cluster], switchID
 	c := store.Change{Entries: []store.EntryChange{{Topic: name, Before: &before, After: &after}}}
 	if switchID != "" {
-		c.Switch = &switching.Record{ID: switchID, Topic: name, From: before.Cluster, To: after.Cluster, Epoch: after.Epoch, Started: time.Now()}
+		c.Switch = &switching.Record{ID: switchID, Rev: 1, Topic: name, From: before.Cluster, To: after.Cluster, Epoch: after.Epoch, Started: time.Now()}
 	}
 	return f.writer.Apply(ctx, c)
 }
@@ -348,21 +348,11 @@ func (f *fleet) now() (c cost) {
 	return c
 }
 
-// quiet waits until the proxies have nothing to say any more; they announce a change some time after it.
+// quiet waits until every proxy has announced the map that it serves, which is the last that a change has it do.
 func (f *fleet) quiet() cost {
 	f.t.Helper()
-	enough := f.pace + 2*f.settle
-	c, since := f.now(), time.Now()
-	for deadline := time.Now().Add(time.Minute); time.Since(since) < enough; {
-		if time.Now().After(deadline) {
-			f.t.Fatal("the proxies talk to ZooKeeper without an end")
-		}
-		_ = pause(f.t.Context(), f.settle/5)
-		if next := f.now(); next.requests != c.requests || next.received != c.received {
-			c, since = next, time.Now()
-		}
-	}
-	return c
+	f.await("announcements", func(c *mapClient) bool { return c.announced == c.total })
+	return f.now()
 }
 
 func (f *fleet) measure(what string, do func()) cost {
@@ -412,6 +402,7 @@ type mapClient struct {
 	total     uint64                    // sum of all epochs: one more with each change
 	seenAt    map[uint64]time.Time      // when total was reached
 	switches  map[string]bool           // that were seen
+	announced uint64                    // total of the last announcement
 	synced    bool
 	delivered int // buckets with entries
 	known     store.Known
@@ -436,16 +427,22 @@ func (c *mapClient) run(s *Store, a announcing) {
 		p := store.Proxy{ID: c.id, Incarnation: "i", Version: "fleet", Advertised: "pulsar://pulsar.example.com:6650", Clusters: []string{"a", "b"}}
 		for {
 			c.mu.Lock()
-			p.Digest = fmt.Sprintf("%016x", c.total)
+			total := c.total
 			c.mu.Unlock()
-			_ = s.Register(ctx, p) // the store goes on trying
-			announced := time.Now()
+			p.Digest = fmt.Sprintf("%016x", total)
+			begin := time.Now()
+			if s.Register(ctx, p) == nil { // otherwise the store goes on trying
+				c.mu.Lock()
+				c.announced = total
+				c.changed.Broadcast()
+				c.mu.Unlock()
+			}
 			select {
 			case <-c.moved:
 			case <-ctx.Done():
 				return
 			}
-			if pause(ctx, max(a.settle+rand.N(a.spread), a.pace-time.Since(announced))) != nil {
+			if pause(ctx, max(a.settle+rand.N(a.spread), a.pace-time.Since(begin))) != nil {
 				return
 			}
 		}
