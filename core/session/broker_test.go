@@ -56,6 +56,8 @@ func brokerConversation(t *rapid.T) {
 		"complete":    func(t *rapid.T) { w.client(t, func(t *rapid.T, _, leg string) { w.complete(t, w.brokers[leg]) }) },
 		"unload":      func(t *rapid.T) { w.client(t, func(t *rapid.T, _, leg string) { w.close(t, w.brokers[leg]) }) },
 		"move":        w.move,
+		"switch":      w.planned,
+		"lease":       func(t *rapid.T) { w.step("lease " + rapid.SampledFrom([]string{"on", "on", "off"}).Draw(t, "lease")) },
 		"time":        func(t *rapid.T) { w.step(fmt.Sprintf("tick %dms", rapid.IntRange(1, 700).Draw(t, "ms"))) },
 		"":            func(*rapid.T) { w.invariants() },
 	})
@@ -63,6 +65,11 @@ func brokerConversation(t *rapid.T) {
 		if err := w.p.deliver(client, w.rest[client]); err != nil {
 			t.Fatal(err)
 		}
+	}
+	w.step("lease on")
+	for _, topic := range topics {
+		w.step("state persistent://public/default/" + topic + " active")
+		w.step("unfence persistent://public/default/" + topic)
 	}
 	w.settle()
 	w.check()

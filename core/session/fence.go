@@ -66,7 +66,7 @@ func (sh *Shard) Prepare(now time.Time, base string) {
 
 // Fence tells that the map has the topic as fenced by the attempt key: SENDs and MESSAGEs are dropped, acknowledgements held, creations
 // and lookups parked. done is called once, on the loop, when every SEND and creation that was forwarded is answered or given
-// up; it may be called before Fence returns, and never when the fence ends first.
+// up; it may be called before Fence returns, and never when the map has left that attempt first.
 func (sh *Shard) Fence(now time.Time, base string, key switching.Key, done func(Fenced)) {
 	sh.follow(now, base, Assigned{}, func(Evicted) {})
 	m := sh.moving[base]
@@ -206,7 +206,11 @@ func (m *moving) turn(d route.Decision) {
 func (m *moving) standing() switching.Standing { return m.sh.standing(m.state, m.epoch) }
 
 // fenced tells whether nothing of the topic passes. A state that this version does not know counts as that.
-func (m *moving) fenced() bool { return m.state != route.StateActive && m.state != route.StatePrepared }
+func (m *moving) fenced() bool { return fenced(m.state) }
+
+func fenced(state route.State) bool {
+	return state != route.StateActive && state != route.StatePrepared
+}
 
 // watch has the frames of a handle judged one by one.
 func (h *handle) watch(m *moving) {
@@ -275,7 +279,10 @@ func (m *moving) maybeDone(now time.Time) {
 	}
 	done := m.fence
 	m.fence = nil
-	done(m.result(now))
+	// The map may have gone on without us, and others have opened the topic since.
+	if e, ok := m.sh.cfg.Table().Entry(m.base); ok && fenced(e.State) && switching.KeyOf(e) == m.key {
+		done(m.result(now))
+	}
 }
 
 func (m *moving) result(now time.Time) Fenced {

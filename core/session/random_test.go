@@ -53,11 +53,20 @@ func randomConversation(t *rapid.T) {
 		"unload":  func(t *rapid.T) { c.client(t, c.unload) },
 		"hang up": func(t *rapid.T) { c.client(t, c.hangUp) },
 		"move":    c.move,
+		"switch":  c.planned,
+		"lease":   func(t *rapid.T) { c.step("lease " + rapid.SampledFrom([]string{"on", "on", "off"}).Draw(t, "lease")) },
 		"time":    func(t *rapid.T) { c.step(fmt.Sprintf("tick %dms", rapid.IntRange(1, 700).Draw(t, "ms"))) },
 		"":        func(t *rapid.T) { c.invariants() },
 	})
 	for name := range c.legs {
 		c.step(name + " closed reset")
+	}
+	for _, topic := range topics {
+		c.step("state persistent://public/default/" + topic + " active")
+		c.step("unfence persistent://public/default/" + topic)
+	}
+	if n, pk := len(c.p.sh.moving), c.p.sh.parking; n != 0 || pk.count != 0 || pk.bytes != 0 || pk.first != nil || pk.last != nil || len(c.p.sh.debts.open) != 0 {
+		t.Fatalf("%d topics move, %d requests and %d bytes wait, debts are open: %v", n, pk.count, pk.bytes, c.p.sh.debts.open)
 	}
 	if n := len(c.p.sh.index); n != 0 {
 		t.Fatalf("%d topics are left in the index", n)
@@ -191,6 +200,16 @@ func (c *conversation) move(t *rapid.T) {
 		c.step("evict " + topic + " " + topic + "=broker-0:6650")
 	} else if rapid.Bool().Draw(t, "rule") {
 		c.step("review")
+	}
+}
+
+// planned goes a step of a planned switch, in any order and now and then without telling.
+func (c *conversation) planned(t *rapid.T) {
+	topic := "persistent://public/default/" + rapid.SampledFrom(topics).Draw(t, "topic")
+	state := rapid.SampledFrom([]string{"prepared", "fenced", "active"}).Draw(t, "state")
+	c.step("state " + topic + " " + state)
+	if rapid.IntRange(0, 5).Draw(t, "watch") > 0 {
+		c.step(map[string]string{"prepared": "prepare ", "fenced": "fence ", "active": "unfence "}[state] + topic)
 	}
 }
 

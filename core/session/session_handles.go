@@ -315,12 +315,12 @@ func (l *leg) handleAnswer(now time.Time, frame []byte, head codec.Head, req uin
 	case pendingClose:
 		s.settled(req)
 		p.h.gate.Closed()
-		s.sh.payDebt(now, p.h, false)
+		s.sh.payDebt(now, p.h, failed) // a broker that does not have it any more has closed it itself, and says nothing of its SENDs
 		p.h.waiterMayGo(now)
 		return replace
 	case pendingOwed:
 		s.settled(req)
-		s.sh.payDebt(now, p.h, false)
+		s.sh.payDebt(now, p.h, failed)
 		return forward
 	case pendingOrphan:
 		s.settled(req)
@@ -406,11 +406,18 @@ func (l *leg) handleBrokerClosedConsumer(now time.Time, cmd *pulsarpb.BaseComman
 
 func (l *leg) brokerClosed(now time.Time, h *handle, cmd *pulsarpb.BaseCommand) {
 	// A CLOSE about one that the broker has not announced is about its predecessor, which the client closed meanwhile.
-	if h != nil && h.state != handleCreating {
+	switch {
+	case h == nil:
+	case h.state != handleCreating:
 		if h.owes() {
 			l.s.sh.debts.lose(now, h)
 		}
 		l.s.remove(now, h)
+	case h.again: // the one that was live is closed, and the broker makes it anew
+		if !h.gate.Drained() {
+			l.s.sh.debts.lose(now, h)
+		}
+		h.again, h.gate.Outstanding = false, 0
 	}
 	l.s.sendCommand(cmd)
 }
@@ -476,4 +483,5 @@ func (s *Session) remove(now time.Time, h *handle) {
 		s.lastC = nil
 	}
 	h.waiterMayGo(now)
+	s.replay(now, h.takeQueue())
 }

@@ -336,7 +336,7 @@ func (l *leg) judgeMessage(frame []byte, h codec.Head) verdict {
 func (l *leg) judgeDown(now time.Time, frame []byte, h codec.Head) verdict {
 	s := l.s
 	switch h.Type {
-	case codec.TypeActiveConsumerChange, codec.TypeReachedEndOfTopic, codec.TypeAckResponse:
+	case codec.TypeActiveConsumerChange, codec.TypeReachedEndOfTopic:
 		id, found, ok, err := codec.ParseID(frame, h)
 		if !ok {
 			return undecided(err)
