@@ -13,6 +13,7 @@
 
 GO         ?= go
 FUZZTIME   ?= 10000x
+SEEDS      ?= 100000
 RUN        ?= .
 KEEP       ?=
 VERSION    ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
@@ -20,7 +21,7 @@ STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
 BENCHSTAT   = golang.org/x/perf/cmd/benchstat@v0.0.0-20260908200009-22c9c6c9d4da
 LDFLAGS     = -s -w -X pointsman/internal/app.Version=$(VERSION)
 
-.PHONY: build demo test test-unit e2e fuzz bench bench-compare bench-peers bench-scale bench-once robustness lint preflight generate clean
+.PHONY: build demo test test-unit model e2e fuzz bench bench-compare bench-peers bench-scale bench-once robustness lint preflight generate clean
 
 build: ## bin/pointsman
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/pointsman ./cmd/pointsman
@@ -44,6 +45,10 @@ lint:
 
 test-unit:
 	$(GO) test -race -shuffle=on -timeout 10m ./...
+	$(GO) test -run 'NoInterleaving|RandomSwitches' -timeout 10m ./core/switching
+
+model: ## the checker of the planned switch in full: every world, every rule taken out, SEEDS random switches; an hour of one core, 2 GiB
+	GOMAXPROCS=1 $(GO) test -tags model -count=1 -timeout 6h -v -run 'NoInterleaving|EveryRule|RandomSwitches' ./core/switching -seeds $(SEEDS)
 
 bench: ## microbenchmarks; compare two runs with benchstat
 	$(GO) test -run '^$$' -bench . ./...

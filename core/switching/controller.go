@@ -89,19 +89,15 @@ func (c Controller) Next(now time.Time) Step {
 	}
 	if c.stage >= stagePrepared && c.stage <= stageFlip {
 		if why := c.reason(now); why != "" {
-			c.addNote(why)
-			return c.write(c.entry(c.inMap()), c.entry(route.StateActive), StateAborted, c.notes)
+			return c.write(c.entry(c.inMap()), c.entry(route.StateActive), StateAborted, join(why, c.notes))
 		}
 	}
 	switch c.stage {
 	case stageRead:
 		return Step{Work: WorkRead}
 	case stageRequested:
-		switch why := c.reason(now); {
-		case why != "":
+		if why := c.reason(now); why != "" {
 			return c.record(StateAborted, why)
-		case c.wish == WishPause:
-			return Step{Work: WorkWait, Until: now.Add(PauseInterval), Why: "paused before it began"}
 		}
 		return c.write(c.base, c.entry(route.StatePrepared), StatePrepared, "")
 	case stagePrepared, stageFenced:
@@ -157,9 +153,9 @@ func (c Controller) record(s State, note string) Step {
 
 // reason is why the switch must go back; "" when it need not.
 func (c Controller) reason(now time.Time) string {
-	state, limit, by := "prepared", PrepareLimit, c.preparedBy
+	state, by := "prepared", c.preparedBy
 	if c.stage >= stageFenced {
-		state, limit, by = "fenced", FenceLimit, c.fencedBy
+		state, by = "fenced", c.fencedBy
 	}
 	switch {
 	case c.abort != "":
@@ -167,7 +163,7 @@ func (c Controller) reason(now time.Time) string {
 	case c.wish == WishAbort:
 		return "aborted by the operator"
 	case c.stage >= stagePrepared && !now.Before(by):
-		why := fmt.Sprintf("a topic may be %s for %v, and that is over", state, limit)
+		why := "the time that a topic may be " + state + " is over"
 		if c.waiting != "" {
 			why += ": " + c.waiting
 		}
@@ -215,6 +211,7 @@ func (c *Controller) Observe(now time.Time, step Step, r Report) {
 		switch {
 		case r.Record.Attempt != c.key.Attempt || r.Record.State.Over():
 			c.stage = stageRead
+		case c.wish == WishAbort && c.stage != stageFlipped: // Next goes back
 		case c.stage == stagePrepared:
 			c.judgePrepared(now, r.Survey)
 		case c.stage == stageFenced:
@@ -256,10 +253,11 @@ func (c *Controller) wrote(now time.Time, step Step, r Report) {
 		}
 	}
 	// The time runs from the sending: the write may have been done long before its answer.
-	switch s {
-	case StatePrepared:
+	switch {
+	case r.Answer == Conflict:
+	case s == StatePrepared:
 		earliest(&c.preparedBy, r.Began.Add(PrepareLimit))
-	case StateFenced:
+	case s == StateFenced:
 		earliest(&c.fencedBy, r.Began.Add(FenceLimit))
 	}
 	if r.Answer != OK {
@@ -317,7 +315,11 @@ func (c *Controller) reconcile(now time.Time, r Report) {
 	case rec.State == StateEvicting:
 		c.finish(StateIncomplete, "overtaken by "+by(e))
 	case rec.State == StateRequested && e.Cluster == c.from && e.State == route.StateActive && e.Epoch+1 == c.epoch:
-		c.stage, c.base = stageRequested, e
+		if c.wish == WishPause {
+			c.due, c.waiting = now.Add(PauseInterval), "paused before it began"
+			return // and read again
+		}
+		c.stage, c.base, c.preparedBy = stageRequested, e, time.Time{}
 		if r.Absent {
 			c.base = route.Entry{}
 		}
@@ -342,11 +344,13 @@ func (c *Controller) finish(s State, note string) {
 	c.addNote(note)
 }
 
-func (c *Controller) addNote(note string) {
-	if c.notes != "" && note != "" {
-		c.notes += "; "
+func (c *Controller) addNote(note string) { c.notes = join(c.notes, note) }
+
+func join(a, b string) string {
+	if a == "" || b == "" {
+		return a + b
 	}
-	c.notes += note
+	return a + "; " + b
 }
 
 func (c *Controller) wait(now time.Time, why string) { c.due, c.waiting = now.Add(LookInterval), why }

@@ -152,6 +152,10 @@ func (g *Gate) Close() { g.Closing = true }
 // Closed notes the broker's answer to our CLOSE: everything that was forwarded before has been judged by the broker.
 func (g *Gate) Closed() { g.Closing, g.Outstanding = false, 0 }
 
+// BrokerClosed notes a CLOSE of the broker that was swallowed under the fence: an unload. The broker has judged what was forwarded, and
+// forgets what comes after it.
+func (g *Gate) BrokerClosed() { g.Poisoned, g.Outstanding = true, 0 }
+
 // LegLost notes that the leg ended, or that it is given up without waiting for the answer to CLOSE. What was outstanding may be
 // stored at any time until SettleTime has passed: the fenced ack of this proxy is not clean (P5).
 func (g *Gate) LegLost() {

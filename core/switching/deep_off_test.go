@@ -1,0 +1,5 @@
+//go:build !model
+
+package switching
+
+const modelDeep = false

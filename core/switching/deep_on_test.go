@@ -1,0 +1,6 @@
+//go:build model
+
+package switching
+
+// make model
+const modelDeep = true

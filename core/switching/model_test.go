@@ -1,0 +1,439 @@
+package switching
+
+import (
+	"fmt"
+	"time"
+
+	"pointsman/core/route"
+)
+
+// The model: two clusters, up to three proxies, a store with late watches and sessions, one client that publishes and one that
+// consumes, and the real Gate, Proxy, Lease and Controller between them. A world is one state, a comparable value; model.each gives
+// what can happen next. What is simplified: a survey is one instant unless the config is slow, telling
+// the loops is instant (the table is swapped first), B does not replicate to A, and a broker opens and closes at once.
+
+const maxProxies = 3
+
+var (
+	modelNow  = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	modelLate = modelNow.Add(time.Hour) // after every deadline
+	modelOld  = modelNow.Add(-time.Hour)
+	ids       = [maxProxies]string{"p1", "p2", "p3"}
+	incs      = [...]string{"i0", "i1", "i2", "i3", "i4"}
+	tails     = [...]string{"a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l", "m"} // in order
+)
+
+const modelTimeout = 15 * time.Second // a session's
+
+// queue is a short sequence of messages.
+type queue struct {
+	n uint8
+	m [12]uint8
+}
+
+func (q *queue) push(m uint8) bool {
+	if int(q.n) == len(q.m) {
+		return false
+	}
+	q.m[q.n] = m
+	q.n++
+	return true
+}
+
+func (q *queue) pop() uint8 {
+	m := q.m[0]
+	copy(q.m[:], q.m[1:q.n])
+	q.n--
+	q.m[q.n] = 0
+	return m
+}
+
+// set is the messages of a queue as bits.
+func (q queue) set() (s uint8) {
+	for _, m := range q.m[:q.n] {
+		s |= 1 << m
+	}
+	return s
+}
+
+// handle is a producer or a consumer in a proxy.
+type handle struct {
+	on     bool
+	client bool // the client has it open
+	b      bool // it leads to cluster b
+	dead   bool // the broker has closed it
+	g      Gate
+	sent   queue // SENDs that the broker has not judged
+	back   queue // receipts on their way back
+	seen   uint8 // consumer: messages that came on it
+	unread uint8 // consumer: messages that its client has not acknowledged
+	held   uint8 // consumer: ACKs held
+}
+
+// connection of a process to the store, in the order of P1.
+const (
+	noSession uint8 = iota
+	hasSession
+	halfway // registered, not read; the other way round for the mutant
+	connected
+)
+
+// Owners of the ephemeral node of a proxy.
+const (
+	nobody uint8 = iota
+	thisSession
+	oldSession // of the process before
+)
+
+// proc is a proxy: its process, its node's disk, and what the store and the brokers have of it.
+type proc struct {
+	up, cut  bool
+	conn     uint8
+	inc      uint8
+	p        Proxy
+	lease    Lease
+	prod     handle
+	cons     handle
+	lost     bool // SENDs of a leg that was lost may be at the broker
+	aged     bool // no contact for max_map_age
+	disk     route.Entry
+	oldDisk  bool // and of the disk copy, whatever the process knows
+	member   bool
+	tomb     bool
+	node     uint8
+	session  bool  // the store has the session of this process
+	old      bool  // and that of the process before
+	orphans  queue // SENDs in cluster a's buffers from legs that ended
+	prepared [2]uint8
+	fenced   [2]uint8 // acks by attempt; bits are incarnations
+	clean    [2]uint8
+	evicting [2]uint8
+}
+
+// leader is one process that believes to lead.
+type leader struct {
+	on       bool
+	c        Controller
+	half     bool        // the first half of a read or of a carry is done
+	rec      RecordState // of a read
+	snap     uint8       // of a carry: the cursor of a
+	members  uint8       // what the mutants remember of earlier surveys
+	live     uint8
+	gone     uint8
+	incs     [maxProxies]uint8 // of a survey of which the roster has been read, as members and live
+	early    bool
+	tailSeen bool
+	tail     uint8
+}
+
+// budget is how much may still go wrong.
+type budget struct{ crash, cut, leg, move, change, unknown, again, forget, age, wish int8 }
+
+// world is one state.
+type world struct {
+	entry   route.Entry
+	rec     RecordState
+	procs   [maxProxies]proc
+	leaders [2]leader
+	ghost   Step // a write whose sender does not know what became of it, and that may still come
+	haunted bool
+
+	a, b       queue // what is stored
+	replicated uint8 // how many of a's entries are on b
+	home       uint8 // the proxy that the client goes to
+	next       uint8 // of the producer: the next message on this connection
+	acked      uint8 // of the producer: the last receipt
+	ackA, ackB uint8 // the subscription's cursors, as bits of messages
+	processed  uint8 // messages that the consumer has had
+	carried    uint8 // attempts that have carried cursors, as bits
+	// inexact: cursors may be behind: a leader that was replaced has carried, or a member that holds publishes alone (P8) was not waited for
+	// and its consumers go on.
+	inexact bool
+	left    budget
+}
+
+// mutant is a set of rules that are taken out.
+type mutant uint64
+
+const (
+	noRoster mutant = 1 << iota
+	sessionsBeforeFence
+	registerAfterRead
+	notOwnNode
+	rememberVanished
+	noExpiry
+	noLease
+	leaseFromPings
+	leaseBeforeRead
+	leaseAtStart
+	ackBeforeDisk
+	noHoldFromDisk
+	noReceipts
+	dirtyLegClean
+	youngClean
+	noEvict
+	evictBeforeAcks
+	drainBeforeFence
+	notPoisoned
+	localUndo
+	noIdentity
+	unconditionalAbort
+	recordIsTruth
+	splitWrites
+	recordLags // not a mutant of the protocol: a store that writes the entry and leaves the record for later
+	acksOfAnyAttempt
+	forgetKeepsDisk
+	noTombstone
+	noAgeHold
+	cursorsAtEnd
+	acksNotHeld
+	carryOnce
+)
+
+// config is one bounded world.
+type config struct {
+	name     string
+	proxies  int
+	messages uint8
+	consumer bool
+	joiner   bool // the last proxy is new
+	left     budget
+	mutant   mutant
+	// live also checks that the good end can be reached from everywhere without further faults.
+	live bool
+	deep bool // only in the full set
+	// slow: time passes between the reads of a survey.
+	slow bool
+}
+
+// Events, for coverage and traces.
+type kind uint8
+
+const (
+	evSend kind = iota
+	evDrop
+	evStoreA
+	evStoreB
+	evOrphan
+	evReceipt
+	evReplicate
+	evOpen
+	evCloseHandle
+	evCloseAnswered
+	evMove
+	evLegLost
+	evDeliver
+	evMessageDropped
+	evAck
+	evAckHeld
+	evSubscribe
+	evLearn
+	evSave
+	evLazySave
+	evAckPrepared
+	evAckClean
+	evAckDirty
+	evAckEvicting
+	evCrash
+	evStart
+	evStartFromDisk
+	evSession
+	evRegister
+	evSync
+	evRenew
+	evLapse
+	evCut
+	evHeal
+	evExpire
+	evOldExpire
+	evSettle
+	evAge
+	evForget
+	evLeaderChange
+	evRead
+	evWrite
+	evConflict
+	evUnknownDone
+	evUnknownLost
+	evGhost
+	evRoster
+	evSurvey
+	evEvict
+	evTail
+	evReplicated
+	evCarrySnap
+	evCarry
+	evReadBack
+	evTailAgain
+	evRecord
+	evDeadline
+	evAgain
+	evWish
+	evFlip
+	evAbort
+	evLocalUndo
+	kinds
+)
+
+var kindNames = [kinds]string{"send", "drop", "a stores", "b stores", "a stores from a lost leg", "receipt", "replicate", "open", "close", "close answered", "client moves", "leg lost",
+	"deliver", "message dropped", "ack", "ack held", "subscribe", "learn", "save", "lazy save", "ack prepared", "ack clean", "ack dirty", "ack evicting", "crash", "start", "start from disk",
+	"open session", "register", "sync", "renew lease", "lease lapses", "cut off", "heal", "session expires", "old session expires", "settle", "map too old", "forget",
+	"leader changes", "read", "write", "conflict", "unknown, done", "unknown, on its way", "late write comes", "roster", "survey", "evict", "tail", "replicated", "carry reads", "carry writes",
+	"read back", "tail again", "record", "deadline", "next attempt", "operator aborts", "flip", "abort", "local undo"}
+
+// event is what happened: to which proxy or leader.
+type event struct {
+	kind  kind
+	who   uint8
+	fault bool
+}
+
+func (e event) String() string { return fmt.Sprintf("%s %d", kindNames[e.kind], e.who+1) }
+
+// model runs one config. bad is the violation that the last step made; full tells that a bound of the representation was met.
+type model struct {
+	config
+	bad  string
+	full bool
+	next world // of each
+	only int   // of each: 0 is everything; n only the nth event; −1 only names them, without a world
+}
+
+func (m *model) is(x mutant) bool { return m.mutant&x != 0 }
+
+func (m *model) fail(format string, args ...any) {
+	if m.bad == "" {
+		m.bad = fmt.Sprintf(format, args...)
+	}
+}
+
+func (m *model) record() Record {
+	return Record{ID: "s", Attempt: 1, Topic: "t", From: "a", To: "b", Mode: ModePlanned, State: StateRequested, Epoch: 2}
+}
+
+func (m *model) initial() world {
+	w := world{entry: route.Entry{Topic: "t", Cluster: "a", Epoch: 1}, rec: RecordState{Rev: 1, Attempt: 1, State: StateRequested}, next: 1, left: m.left}
+	for i := range m.proxies {
+		p := &w.procs[i]
+		if m.joiner && i == m.proxies-1 {
+			continue
+		}
+		*p = proc{up: true, conn: connected, disk: w.entry, member: true, node: thisSession, session: true}
+		p.p = NewProxy(modelOld, w.entry)
+		p.p.Learn(w.entry)
+		p.lease = NewLease(modelTimeout)
+		p.lease.Synced(0)
+	}
+	w.leaders[0] = leader{on: true, c: NewController(m.record())}
+	return w
+}
+
+func (m *model) standing(p *proc) Standing {
+	s := p.p.Standing(p.lease.Left(0) > 0, p.aged && !m.is(noAgeHold))
+	if m.is(noLease) {
+		s.Lease = true
+	}
+	return s
+}
+
+// store appends a publish, or a replicated one.
+func (m *model) store(w *world, b, replicated bool, msg uint8) {
+	log, flipped := &w.a, w.entry.Cluster == "b"
+	if b {
+		log = &w.b
+	}
+	switch {
+	case !b && flipped:
+		m.fail("I1: message %d is stored on a after the flip", msg)
+	case b && !replicated && !flipped:
+		m.fail("I1: message %d is stored on b before the flip", msg)
+	}
+	if has := log.set(); has>>msg&1 == 0 {
+		for x := uint8(1); x < msg; x++ {
+			if has>>x&1 == 0 {
+				m.fail("I3: message %d is stored before message %d", msg, x)
+			}
+		}
+	}
+	if !log.push(msg) {
+		m.full = true
+	}
+}
+
+// apply is a compare-and-set of entry and record.
+func (m *model) apply(w *world, s Step) bool {
+	same := w.entry == s.Before && w.rec.Rev+1 == s.Record.Rev
+	switch {
+	case m.is(noIdentity) && w.entry.State == s.Before.State && w.entry.Cluster == s.Before.Cluster && !w.rec.State.Over():
+		same = true
+	case m.is(unconditionalAbort) && s.Record.State == StateAborted:
+		same = true
+	case (m.is(splitWrites) || m.is(recordLags)) && w.entry == s.Before:
+		same = true // the record was written, or will be, in a write of its own
+	}
+	if !same {
+		return false
+	}
+	if w.entry.Cluster == "b" && s.After.Cluster == "a" {
+		m.fail("I4: the entry goes back from b to a")
+	}
+	if s.After.Epoch < w.entry.Epoch {
+		m.fail("I4: the epoch shrinks")
+	}
+	if s.After.Cluster == "b" && w.entry.Cluster == "a" {
+		if lost := w.a.set() &^ w.b.set(); lost != 0 {
+			m.fail("I2: at the flip messages %b of a are not on b", lost)
+		}
+		if behind := w.ackA &^ w.ackB; behind != 0 && !w.inexact {
+			m.fail("cursors: at the flip b does not know that messages %b are acknowledged", behind)
+		}
+	}
+	w.entry = s.After
+	if !m.is(recordLags) && !m.is(splitWrites) || m.is(splitWrites) && w.rec.Rev+1 == s.Record.Rev {
+		w.rec.Rev, w.rec.State = s.Record.Rev, s.Record.State
+	}
+	m.checkRecord(w)
+	return true
+}
+
+// checkRecord is I7, and that the end in the record is the end in the map.
+func (m *model) checkRecord(w *world) {
+	mine := w.entry.Attempt == w.rec.Attempt
+	switch {
+	case w.entry.State != route.StateActive && !m.is(recordLags) && (w.rec.State.Over() || !mine):
+		m.fail("I7: the entry is in attempt %d, and no running record has it", w.entry.Attempt)
+	case w.rec.State == StateAborted && w.entry.Cluster == "b" && mine:
+		m.fail("I7: the record says aborted, the map says b")
+	case (w.rec.State == StateDone || w.rec.State == StateIncomplete) && w.entry.Cluster != "b":
+		m.fail("I7: the record says %s, the map says a", w.rec.State)
+	}
+}
+
+// good is the end that I5 wants to be reachable: everything at rest, everything acknowledged.
+func (m *model) good(w *world) bool {
+	return w.rec.State.Over() && w.entry.State == route.StateActive && w.acked == m.messages && (!m.consumer || w.acknowledged()&allMessages(m.messages) == allMessages(m.messages))
+}
+
+func (w *world) acknowledged() uint8 {
+	if w.entry.Cluster == "b" {
+		return w.ackB
+	}
+	return w.ackA
+}
+
+func allMessages(n uint8) uint8 { return (1<<n - 1) << 1 }
+
+// check is what must hold in every state.
+func (m *model) check(w *world) {
+	if passed := w.ackB &^ w.processed; passed != 0 {
+		m.fail("I6: b's cursor has passed messages %b, which nobody has had", passed)
+	}
+	for i := range m.proxies {
+		p := &w.procs[i]
+		if e := p.p.Entry(); p.up && e.Topic != "" && e.State == route.StateActive && !p.aged {
+			if Admit(m.standing(p)).Send != Pass {
+				m.fail("I8: proxy %d knows the topic as active and takes no publish", i+1)
+			}
+		}
+	}
+}

@@ -1,0 +1,65 @@
+package switching
+
+import (
+	"strings"
+	"testing"
+)
+
+// mutants are the rules of the protocol, each taken out, with a world that is big enough to notice, and what it must notice.
+var mutants = []struct {
+	rule string
+	out  mutant
+	in   config
+	want string // the beginning of the violation
+}{
+	{"every member counts, not only those with a session (C2)", noRoster, config{proxies: 2, messages: 1, left: budget{cut: 1}}, "I1"},
+	{"sessions are judged after the fence (C3)", sessionsBeforeFence, config{proxies: 1, messages: 1, left: budget{cut: 1}}, "I1"},
+	{"who vanished once is not remembered as gone (C3)", rememberVanished, config{proxies: 1, messages: 1, left: budget{cut: 1}}, "I1"},
+	{"a prepared ack alone counts only with an expired session (C3)", noExpiry, config{proxies: 1, messages: 1}, "I"},
+	{"a proxy is a member before it reads the map (P1)", registerAfterRead, config{proxies: 2, messages: 1, joiner: true, left: budget{move: 1}}, "I1"},
+	{"a process has a node of its own session (P1)", notOwnNode, config{proxies: 1, messages: 1, left: budget{crash: 1}}, "I1"},
+	{"publishes of a prepared topic need a lease (P2)", noLease, config{proxies: 1, messages: 1, left: budget{cut: 1}}, "I1"},
+	{"pings prolong no lease (P2)", leaseFromPings, config{proxies: 1, messages: 1, left: budget{cut: 1}}, "I1"},
+	{"a new session has no lease before a synced read (P2)", leaseBeforeRead, config{proxies: 1, messages: 1, left: budget{cut: 1}}, "I1"},
+	{"a new process has no lease (P2)", leaseAtStart, config{proxies: 1, messages: 1, left: budget{crash: 1}}, "I1"},
+	{"prepared is acknowledged when it is on the disk (P3)", ackBeforeDisk, config{proxies: 1, messages: 1, left: budget{crash: 1}}, "I1"},
+	{"what the disk has in a switch stays held (P6)", noHoldFromDisk, config{proxies: 1, messages: 1, left: budget{crash: 1}}, "I1"},
+	{"a handle that dropped once never forwards again (P4)", notPoisoned, config{proxies: 1, messages: 2}, "I3"},
+	{"fenced is acknowledged when every SEND is answered (P5)", noReceipts, config{proxies: 1, messages: 1}, "I"},
+	{"a leg that was lost with SENDs on it makes the ack dirty (P5)", dirtyLegClean, config{proxies: 1, messages: 1, left: budget{leg: 1}}, "I1"},
+	{"so does a process that is too young (P5)", youngClean, config{proxies: 1, messages: 1, left: budget{crash: 1}}, "I1"},
+	{"no proxy undoes a fence by its own clock (P6, C1)", localUndo, config{proxies: 1, messages: 1, left: budget{cut: 1}}, "I1"},
+	{"who is not clean makes the controller evict (C4)", noEvict, config{proxies: 1, messages: 1, left: budget{leg: 1}}, "I1"},
+	{"it evicts after the last ack (C4)", evictBeforeAcks, config{proxies: 1, messages: 1, left: budget{crash: 1}}, "I1"},
+	{"the tail is read after the acks (C5)", drainBeforeFence, config{proxies: 1, messages: 1}, "I2"},
+	{"a write replaces exactly the entry of its attempt (S1, C6)", noIdentity, config{proxies: 1, messages: 1, left: budget{change: 1, again: 1}}, "I"},
+	{"so does an abort (C6)", unconditionalAbort, config{proxies: 1, messages: 0, left: budget{change: 1}}, "I4"},
+	{"entry and record change in one write (S1)", splitWrites, config{proxies: 1, messages: 0, left: budget{change: 1, wish: 1}}, "I7"},
+	{"the entry is the truth, not the record (C7)", recordLags | recordIsTruth, config{proxies: 1, messages: 0, left: budget{change: 1, wish: 1}}, "I7: the record says aborted"},
+	{"acks of another attempt count for nothing (S3)", acksOfAnyAttempt, config{proxies: 1, messages: 1, left: budget{again: 1}}, "I"},
+	{"a member is forgotten when its disk copy is destroyed (C9)", forgetKeepsDisk, config{proxies: 2, messages: 1, left: budget{crash: 1, forget: 1}}, "I1"},
+	{"forgetting leaves a tombstone (C9, C4)", noTombstone, config{proxies: 2, messages: 1, left: budget{crash: 1, forget: 1}}, "I1"},
+	{"a map that is too old holds publishes (P8)", noAgeHold, config{proxies: 2, messages: 1, left: budget{cut: 1, age: 1}}, "I1"},
+	{"cursors are absolute positions (C8)", cursorsAtEnd, config{proxies: 1, messages: 1, consumer: true}, "I6"},
+	{"acknowledgements are held under the fence (P7)", acksNotHeld, config{proxies: 1, messages: 1, consumer: true}, "cursors"},
+	{"every attempt carries the cursors anew (C8)", carryOnce, config{proxies: 1, messages: 1, consumer: true, left: budget{again: 1}}, "cursors"},
+}
+
+func TestEveryRuleIsNeeded(t *testing.T) {
+	for _, mutant := range mutants {
+		t.Run(mutant.rule, func(t *testing.T) {
+			c := mutant.in
+			c.name, c.mutant = mutant.rule, mutant.out
+			s := newSearch(c, 0)
+			began := cpu()
+			bad := s.run()
+			t.Log(s.summary(cpu() - began))
+			if !strings.HasPrefix(bad, mutant.want) {
+				t.Errorf("without the rule the checker found %q, want %s\n%s", bad, mutant.want, s.trace)
+			}
+			if testing.Verbose() && bad != "" {
+				t.Log(bad)
+			}
+		})
+	}
+}

@@ -1,0 +1,5 @@
+//go:build !race
+
+package switching
+
+const raceEnabled = false
