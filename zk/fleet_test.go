@@ -431,16 +431,16 @@ func (c *mapClient) run(s *Store, a announcing) {
 			c.mu.Unlock()
 			p.Digest = fmt.Sprintf("%016x", total)
 			begin := time.Now()
-			if s.Register(ctx, p) == nil { // otherwise the store goes on trying
+			if s.Register(ctx, p) == nil {
 				c.mu.Lock()
 				c.announced = total
 				c.changed.Broadcast()
 				c.mu.Unlock()
-			}
-			select {
-			case <-c.moved:
-			case <-ctx.Done():
-				return
+				select {
+				case <-c.moved:
+				case <-ctx.Done():
+					return
+				}
 			}
 			if pause(ctx, max(a.settle+rand.N(a.spread), a.pace-time.Since(begin))) != nil {
 				return
