@@ -87,6 +87,8 @@ type Config struct {
 	NewShard func(loop int) Shard
 	// Report observes OpReports, on the loop's goroutine.
 	Report func(session.Report)
+	// Ask takes the ops that are the application's (OpTranslate, OpOldAcks), on the loop's goroutine.
+	Ask func(loop int, op session.Op)
 	// Fault is told about troubles of a loop itself (no descriptors left, the poller failed), at most one a second and kind.
 	Fault func(error)
 }

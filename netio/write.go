@@ -61,6 +61,11 @@ func (l *loop) performOne(op *session.Op, src *conn) {
 			l.e.cfg.Report(*op.Report)
 		}
 		return
+	case session.OpTranslate, session.OpOldAcks:
+		if l.e.cfg.Ask != nil {
+			l.e.cfg.Ask(l.index, *op)
+		}
+		return
 	}
 	c := l.conn(op.Conn)
 	if c == nil || c.closing {

@@ -8,37 +8,44 @@ import (
 
 // Counters are one shard's numbers. The shard adds, anybody may read. Every series exists from the start at zero.
 type Counters struct {
-	Accepted         atomic.Uint64
-	Active           atomic.Int64 // client connections
-	Bridged          atomic.Int64 // of them with a broker leg
-	Handles          atomic.Int64 // live producers and consumers
-	UpstreamConns    atomic.Int64 // pooled lookup connections
-	ClientFrames     atomic.Uint64
-	BrokerFrames     atomic.Uint64
-	ClientBytes      atomic.Uint64
-	BrokerBytes      atomic.Uint64
-	MappedFrames     atomic.Uint64 // whose message ids were rewritten
-	OldIDs           atomic.Uint64 // message ids of before a move that a client used after it
-	DroppedFrames    atomic.Uint64 // frames of evicted handles, both directions
-	Coalesced        atomic.Uint64 // lookups answered by another one's answer
-	Rerouted         atomic.Uint64 // lookups that were asked again because their topic moved meanwhile
-	EvictedProducers atomic.Uint64
-	EvictedConsumers atomic.Uint64
-	EvictQueue       atomic.Int64
-	Unresolved       atomic.Uint64 // SENDs without a receipt when their producer was evicted
-	FencedTopics     atomic.Int64
-	Parked           atomic.Int64  // requests that wait for the end of a fence, a lease or a broker
-	ParkedTotal      atomic.Uint64 // of all time
-	DroppedSends     atomic.Uint64 // for a fence or for want of a lease: clients send them again
-	DroppedMessages  atomic.Uint64 // for a fence: brokers deliver them again
-	HeldBytes        atomic.Int64  // acknowledgements and permits that wait for the end of a fence
-	HeldTotal        atomic.Uint64 // frames of them, of all time
-	HeldLost         atomic.Uint64 // of them dropped for want of room
-	Closed           [causeCount]atomic.Uint64
-	Refused          [refusalCount]atomic.Uint64
-	Requests         [requestKinds]atomic.Uint64
-	Throttled        [requestKinds]atomic.Uint64
-	Clusters         map[string]*ClusterCounters // fixed after NewShard
+	Accepted        atomic.Uint64
+	Active          atomic.Int64 // client connections
+	Bridged         atomic.Int64 // of them with a broker leg
+	Handles         atomic.Int64 // live producers and consumers
+	UpstreamConns   atomic.Int64 // pooled lookup connections
+	ClientFrames    atomic.Uint64
+	BrokerFrames    atomic.Uint64
+	ClientBytes     atomic.Uint64
+	BrokerBytes     atomic.Uint64
+	MappedFrames    atomic.Uint64 // whose message ids were rewritten
+	CarriedAcks     atomic.Uint64 // acknowledgements of before a move that are remembered for the new cluster
+	LostAcks        atomic.Uint64 // and that are not: the messages are delivered again
+	SkippedMessages atomic.Uint64 // acknowledged to the new cluster instead of delivered again
+	Translations    atomic.Uint64 // SUBSCRIBEs and SEEKs to a message of before a move
+	// TranslationsFailed: of them without an answer.
+	TranslationsFailed atomic.Uint64
+	ReadersRestarted   atomic.Uint64 // of them that began with the oldest message
+	OldIDs             atomic.Uint64 // message ids of before a move that a client used after it
+	DroppedFrames      atomic.Uint64 // frames of evicted handles, both directions
+	Coalesced          atomic.Uint64 // lookups answered by another one's answer
+	Rerouted           atomic.Uint64 // lookups that were asked again because their topic moved meanwhile
+	EvictedProducers   atomic.Uint64
+	EvictedConsumers   atomic.Uint64
+	EvictQueue         atomic.Int64
+	Unresolved         atomic.Uint64 // SENDs without a receipt when their producer was evicted
+	FencedTopics       atomic.Int64
+	Parked             atomic.Int64  // requests that wait for the end of a fence, a lease or a broker
+	ParkedTotal        atomic.Uint64 // of all time
+	DroppedSends       atomic.Uint64 // for a fence or for want of a lease: clients send them again
+	DroppedMessages    atomic.Uint64 // for a fence: brokers deliver them again
+	HeldBytes          atomic.Int64  // acknowledgements and permits that wait for the end of a fence
+	HeldTotal          atomic.Uint64 // frames of them, of all time
+	HeldLost           atomic.Uint64 // of them dropped for want of room
+	Closed             [causeCount]atomic.Uint64
+	Refused            [refusalCount]atomic.Uint64
+	Requests           [requestKinds]atomic.Uint64
+	Throttled          [requestKinds]atomic.Uint64
+	Clusters           map[string]*ClusterCounters // fixed after NewShard
 }
 
 // ClusterCounters are the numbers of one cluster within one shard.

@@ -288,6 +288,7 @@ func (s *Session) finish(now time.Time, h *handle, tell bool) {
 			return
 		}
 	}
+	h.waiting.cancel()
 	h.state, h.since = handleEvicted, now
 	h.gate.Close()
 	s.evicted++

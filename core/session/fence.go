@@ -258,7 +258,7 @@ func (m *moving) await() {
 
 // unanswered tells whether the broker still has to say something about what it was sent of a handle.
 func (h *handle) unanswered() bool {
-	return h.state < handleEvicted && h.leg.cluster == h.motion.m.cluster && (!h.gate.Drained() || h.state == handleCreating && !h.answered)
+	return h.state < handleEvicted && h.leg.cluster == h.motion.m.cluster && (!h.gate.Drained() || h.state == handleCreating && !h.answered && h.waiting == nil)
 }
 
 // noteAnswered is called when something that a fence may wait for was answered, or the handle is gone.

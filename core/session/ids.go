@@ -19,12 +19,9 @@ func (c *Config) tag(epoch uint64) uint64 {
 	return min(epoch, codec.MaxEpoch)
 }
 
-// position is a place in a topic, under the ids of one cluster or as clients see it.
-type position struct{ ledger, entry uint64 }
-
 // oldID is a message id that a client got from a cluster that had the topic before.
 type oldID struct {
-	at      position // there
+	at      Position // there
 	epoch   uint64
 	partial bool // some messages of the batch
 }
@@ -34,16 +31,23 @@ type idMap struct {
 	h    *handle
 	up   bool     // client → broker
 	kept int      // ids that are among what goes on
-	last position // the last id that came, as it came
+	last Position // the last id that came, as it came
 	old  []oldID  // up: what was left out
 }
 
 // MapID implements codec.IDMapper.
 func (m *idMap) MapID(id codec.MessageID) (ledger, entry uint64, keep bool) {
 	if !id.Chunk {
-		m.last = position{id.Ledger, id.Entry}
+		m.last = Position{id.Ledger, id.Entry}
+	}
+	c := m.h.carried
+	if c != nil && c.aliasTag != m.h.tag {
+		c = nil
 	}
 	if !m.up {
+		if c != nil && m.last == c.real && !id.Chunk {
+			return c.shown.Ledger, c.shown.Entry, true
+		}
 		return codec.ShowLedger(id.Ledger, m.h.tag), id.Entry, true
 	}
 	real, epoch, ok := codec.SplitLedger(id.Ledger)
@@ -51,8 +55,10 @@ func (m *idMap) MapID(id codec.MessageID) (ledger, entry uint64, keep bool) {
 	case !ok, epoch != m.h.tag && (id.Chunk || m.h.producer): // a SEND has ids of the cluster that a replicator reads from
 	case epoch == m.h.tag:
 		id.Ledger = real
+	case c != nil && c.shown == Position{id.Ledger, id.Entry}:
+		id.Ledger, id.Entry = c.real.Ledger, c.real.Entry
 	default:
-		m.old = append(m.old, oldID{position{real, id.Entry}, epoch, id.Partial})
+		m.old = append(m.old, oldID{Position{real, id.Entry}, epoch, id.Partial})
 		return 0, 0, false
 	}
 	if !id.Chunk {
@@ -92,7 +98,7 @@ func (sh *Shard) remapFor(h *handle) verdict {
 
 // remap carries out the verdict remap of judgeSend: out is the head of the frame with the ids that the broker knows, in the place of the first n bytes of the frame,
 // valid until ResetOps. The verdict is drop when nothing is left to be said.
-func (s *Session) remap(frame []byte, head codec.Head) (v verdict, out []byte, n int) {
+func (s *Session) remap(now time.Time, frame []byte, head codec.Head) (v verdict, out []byte, n int) {
 	h := s.sh.ids.h
 	out, n, err := s.sh.mapIDs(frame, head, h, true)
 	if err != nil {
@@ -100,30 +106,50 @@ func (s *Session) remap(frame []byte, head codec.Head) (v verdict, out []byte, n
 	}
 	if len(s.sh.ids.old) > 0 {
 		s.sh.counters.OldIDs.Add(uint64(len(s.sh.ids.old)))
+		if head.Type == codec.TypeAck {
+			s.handleOldAck(now, frame, head, h)
+		}
 		if s.sh.ids.kept == 0 { // REDELIVER without ids would mean all
-			s.answerOldAck(frame, head, h)
 			return drop, nil, 0
 		}
 	}
 	return remap, out, n
 }
 
-// answerOldAck answers an ACK of nothing but messages from before a move, when it wants an answer.
-func (s *Session) answerOldAck(frame []byte, head codec.Head, h *handle) {
-	if head.Type != codec.TypeAck {
+// handleOldAck remembers what an ACK says of messages from before a move. It answers it when the broker has nothing to answer.
+func (s *Session) handleOldAck(now time.Time, frame []byte, head codec.Head, h *handle) {
+	var cmd pulsarpb.BaseCommand
+	if err := codec.Parse(&cmd, frame, head); err != nil || cmd.Ack == nil {
+		return // a broker would not answer it
+	}
+	carried := s.carryAcks(now, h, cmd.Ack, s.sh.ids.old)
+	if cmd.Ack.RequestId == nil || s.sh.ids.kept > 0 {
 		return
 	}
-	var cmd pulsarpb.BaseCommand
-	if err := codec.Parse(&cmd, frame, head); err != nil || cmd.GetAck().RequestId == nil {
-		return // a broker would not answer it
+	if carried {
+		s.answerAck(h, cmd.GetAck().GetRequestId())
+		return
 	}
 	s.refuseAck(RefusedMoved, h.id, cmd.GetAck().GetRequestId(), h.full, "topic "+h.full+" has moved to another cluster since these messages were delivered: they are delivered again")
 }
 
 // remap carries out the verdict remap of judgeMessage: it writes the head of a frame with the ids that clients see, in the place of the first n bytes of the frame.
 func (l *leg) remap(frame []byte, head codec.Head) (v verdict, n int) {
-	s := l.s
-	out, n, err := s.sh.mapIDs(frame, head, s.sh.ids.h, false)
+	s, h := l.s, l.s.sh.ids.h
+	if c := h.carried; c != nil && len(c.acks) > 0 && head.Type == codec.TypeMessage {
+		src, found, ok := codec.ParseSource(frame, head)
+		if !ok {
+			return more, 0
+		}
+		if found && s.sh.carrying.take(c, src) {
+			if _, _, err := s.sh.mapIDs(frame, head, h, false); err != nil {
+				return bad, 0
+			}
+			l.skip(h, s.sh.ids.last, src.Messages)
+			return drop, 0
+		}
+	}
+	out, n, err := s.sh.mapIDs(frame, head, h, false)
 	if err != nil {
 		return bad, 0
 	}
@@ -149,7 +175,14 @@ func (sh *Shard) shown(frame []byte, head codec.Head, h *handle) []byte {
 
 // openConsumer passes a SUBSCRIBE of a topic that has moved.
 func (s *Session) openConsumer(now time.Time, h *handle, c *pulsarpb.CommandSubscribe, frame []byte, head codec.Head) verdict {
-	if h.tag == 0 || c.StartMessageId == nil {
+	if h.tag == 0 {
+		return forward
+	}
+	h.carried = s.sh.carrying.subs[h.key()]
+	if c.StartMessageId != nil || c.GetStartMessageRollbackDurationSec() > 0 {
+		s.moveTo(h, c.StartMessageId)
+	}
+	if c.StartMessageId == nil {
 		return forward
 	}
 	return s.startAt(now, h, c.GetRequestId(), frame, head)
@@ -161,7 +194,13 @@ func (s *Session) consumerRequest(now time.Time, h *handle, cmd *pulsarpb.BaseCo
 	case h.tag == 0:
 	case head.Type == codec.TypeAck, head.Type == codec.TypeRedeliver:
 		return s.sh.remapFor(h)
-	case cmd.GetSeek().GetMessageId() != nil:
+	case cmd.Unsubscribe != nil:
+		s.forgetAcks(h)
+	case cmd.Seek != nil:
+		s.moveTo(h, cmd.Seek.MessageId)
+		if cmd.Seek.MessageId == nil {
+			return forward
+		}
 		return s.startAt(now, h, cmd.GetSeek().GetRequestId(), frame, head)
 	case cmd.GetLastMessageId != nil:
 		s.expect(now, cmd.GetGetLastMessageId().GetRequestId(), pendingLastID, h) // the response does not name the consumer
@@ -177,10 +216,7 @@ func (s *Session) startAt(now time.Time, h *handle, req uint64, frame []byte, he
 	}
 	if len(s.sh.ids.old) > 0 {
 		s.sh.counters.OldIDs.Add(1)
-		s.deny(RefusedMoved, req, codec.ErrorServiceNotReady, h.full, "topic "+h.full+" has moved to another cluster since this message id was told")
-		if h.state == handleCreating {
-			s.remove(now, h)
-		}
+		s.translate(now, h, req, frame, head, s.sh.ids.old[0])
 		return replace
 	}
 	h.leg.send(out)

@@ -66,6 +66,10 @@ const (
 	OpResume
 	// OpReport hands Report to the observer (log). It asks nothing of the loop.
 	OpReport
+	// OpTranslate hands Translation to the application, which answers with Shard.Translated on this loop.
+	OpTranslate
+	// OpOldAcks hands OldAcks to the application, which gives it to Shard.CarryAcks of every other loop.
+	OpOldAcks
 )
 
 // Op is one piece of work for the loop.
@@ -88,4 +92,7 @@ type Op struct {
 	Deny       func(netip.Addr) bool // OpDial: of every resolved address; true ends in NetDialDenied
 	Endpoint   Endpoint
 	Report     *Report
+
+	Translation *Translation
+	OldAcks     *OldAcks
 }

@@ -223,7 +223,7 @@ func (s *Session) replay(now time.Time, queue []*parked) {
 			case forward:
 				s.leg.send(frame)
 			case remap:
-				if v, out, n := s.remap(frame, h); v == remap {
+				if v, out, n := s.remap(now, frame, h); v == remap {
 					s.leg.send(append(out[:len(out):len(out)], frame[n:]...))
 				}
 			case drop:

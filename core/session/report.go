@@ -20,13 +20,14 @@ type Event uint8
 
 // The events.
 const (
-	EventClosed   Event = iota // a client connection ended
-	EventRefused               // a request was answered with an error of the proxy's own
-	EventEvicted               // the handles of a topic were closed because it moved
-	EventUpstream              // a lookup connection to a broker failed
+	EventClosed    Event = iota // a client connection ended
+	EventRefused                // a request was answered with an error of the proxy's own
+	EventEvicted                // the handles of a topic were closed because it moved
+	EventRestarted              // a reader begins with the oldest message, for where it was is not known
+	EventUpstream               // a lookup connection to a broker failed
 )
 
-var eventNames = [...]string{"closed", "refused", "evicted", "upstream_failed"}
+var eventNames = [...]string{"closed", "refused", "evicted", "reader_restarted", "upstream_failed"}
 
 func (e Event) String() string { return eventNames[e] }
 
@@ -194,6 +195,7 @@ const (
 	RefusedClosing
 	RefusedIDInUse
 	RefusedTooManyHandles
+	RefusedTranslation
 	RefusedSwitching
 	refusalCount
 )
@@ -212,6 +214,7 @@ var refusalCodes = [refusalCount]string{
 	RefusedClosing:            "still_closing",
 	RefusedIDInUse:            "id_in_use",
 	RefusedTooManyHandles:     "too_many_handles",
+	RefusedTranslation:        "old_message_id",
 	RefusedSwitching:          "switching",
 }
 

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"google.golang.org/protobuf/encoding/prototext"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"pointsman/codec"
@@ -43,6 +44,9 @@ var rewrite = flag.Bool("rewrite", false, "write what the scenarios do now into 
 //	prepare TOPIC | fence TOPIC | unfence TOPIC [FULL=BROKER ...]    as the watcher of the map would tell
 //	lease on|off                  the process has a lease, or not
 //	parked                        prints what waits and what was held
+//	translated ID copy|next LEDGER:ENTRY | translated ID failed|unknown WHY    the answer to a translation
+//	carry TOPIC SUBSCRIPTION CLUSTER [before] LEDGER:ENTRY ...    acknowledgements that another loop got
+//	carried                       prints what is remembered of acknowledgements
 //	handles TOPIC                 prints the live handles
 //	remembers c1                  prints how many answers and evicted handles it remembers
 //	ask lookup CLUSTER TOPIC      a question of the proxy's own
@@ -84,6 +88,7 @@ func TestScenarios(t *testing.T) {
 
 // player is a shard with a script in front and a transcript behind.
 type player struct {
+	past       map[pastEpoch]string // clusters of topics, by epoch
 	sh         *Shard
 	now        time.Time
 	table      *route.Table
@@ -108,15 +113,26 @@ type player struct {
 var scenarioStart = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
 func newPlayer(t testing.TB, cut bool) *player {
-	p := &player{now: scenarioStart, table: route.Empty(), cut: cut, names: map[Conn]string{}, endpoints: map[string]Endpoint{},
+	p := &player{past: map[pastEpoch]string{}, now: scenarioStart, table: route.Empty(), cut: cut, names: map[Conn]string{}, endpoints: map[string]Endpoint{},
 		conns: map[string]Conn{}, rest: map[string][]byte{}, held: map[string]bool{}, later: map[string][]byte{}, partial: map[string][]byte{}, sent: map[string][]byte{}}
 	set := testSet(t)
 	cfg := testConfig()
 	cfg.Table = func() *route.Table { return p.table }
 	cfg.Clusters = func() *cluster.Set { return set }
+	cfg.ClusterAt = func(base string, epoch uint64) string { return p.past[pastEpoch{base, epoch}] }
 	cfg.Lease = func() bool { return !p.noLease }
 	p.sh = NewShard(cfg, 0, 1)
 	return p
+}
+
+type pastEpoch struct {
+	base  string
+	epoch uint64
+}
+
+func parsePosition(text string) (p Position, err error) {
+	_, err = fmt.Sscanf(text, "%d:%d", &p.Ledger, &p.Entry)
+	return p, err
 }
 
 func testConfig() *Config {
@@ -231,6 +247,8 @@ func (p *player) step(line string) error {
 			if ok {
 				old = &before
 			}
+			d := p.table.Decide(topic, "a")
+			p.past[pastEpoch{topic.Base(), d.Epoch}] = d.Cluster
 			e := route.Move(topic, old, p.table.Decide(topic, "a"), words[2], "")
 			return p.table.WithEntry(topic.Base(), &e)
 		})
@@ -278,6 +296,38 @@ func (p *player) step(line string) error {
 	case "remembers":
 		s := p.endpoints[words[1]].(*Session)
 		p.note("pending=%d evicted=%d", len(s.pending), s.evicted)
+	case "translated":
+		id, err := strconv.ParseUint(words[1], 10, 64)
+		if err != nil {
+			return err
+		}
+		a := Translated{Kind: map[string]TranslatedKind{"copy": TranslatedCopy, "next": TranslatedNext, "failed": TranslatedFailed, "unknown": TranslatedUnknown}[words[2]]}
+		if a.Kind >= TranslatedFailed {
+			a.Text = strings.Join(words[3:], " ")
+		} else if a.At, err = parsePosition(words[3]); err != nil {
+			return err
+		}
+		p.sh.Translated(p.now, id, a)
+	case "carry":
+		a := OldAcks{Topic: words[1], Subscription: words[2], Cluster: words[3]}
+		for _, w := range words[4:] {
+			if w == "before" {
+				a.Before = true
+				continue
+			}
+			at, err := parsePosition(w)
+			if err != nil {
+				return err
+			}
+			a.Positions = append(a.Positions, at)
+		}
+		p.note("all=%v", p.sh.CarryAcks(p.now, a))
+	case "carried":
+		acks := 0
+		for _, c := range p.sh.carrying.subs {
+			acks += len(c.acks)
+		}
+		p.note("subscriptions=%d positions=%d with_acks=%d waiting=%d", len(p.sh.carrying.subs), p.sh.carrying.count, acks, len(p.sh.translations.list))
 	case "ask":
 		kind := RequestLookup
 		if words[1] == "partitions" {
@@ -407,6 +457,11 @@ func (p *player) perform() {
 				p.held[name] = false
 				p.note("resume %s", name)
 				resumed = append(resumed, name)
+			case OpTranslate:
+				t := op.Translation
+				p.note("translate %d %s %d:%d of epoch %d for cluster %s", t.ID, t.Topic, t.At.Ledger, t.At.Entry, t.Epoch, t.Cluster)
+			case OpOldAcks:
+				p.note("old acks %+v", *op.OldAcks)
 			case OpReport:
 				p.note("%s", reportLine(op.Report))
 			}
@@ -503,11 +558,17 @@ func printMessage(m protoreflect.Message) string {
 	return "{" + strings.Join(parts, " ") + "}"
 }
 
-// frames parses "send{producer_id:1 sequence_id:0} +100 ; ping{}". TAG(a,broker-0:6650) becomes the tagged address.
+// frames parses "send{producer_id:1 sequence_id:0} +100 ; ping{}". A MESSAGE may be followed by FROM(a,146:36,10), see appendMetadata. TAG(a,broker-0:6650) becomes the tagged address.
 func (p *player) frames(text string) ([]byte, error) {
 	var out []byte
 	for _, one := range strings.Split(text, " ; ") {
 		extra := 0
+		one, source, replicated := strings.Cut(one, " FROM(")
+		if replicated {
+			var rest string
+			source, rest, _ = strings.Cut(source, ")")
+			one += rest
+		}
 		if body, n, ok := strings.Cut(one, "} +"); ok {
 			var err error
 			if extra, err = strconv.Atoi(strings.TrimSpace(n)); err != nil {
@@ -540,6 +601,12 @@ func (p *player) frames(text string) ([]byte, error) {
 			frame = append(frame, byte(t<<3)|2|0x80, byte(t>>4), 0)
 			binary.BigEndian.PutUint32(frame[4:], uint32(len(frame)-8))
 		}
+		if replicated {
+			var err error
+			if frame, err = appendMetadata(frame, source); err != nil {
+				return nil, err
+			}
+		}
 		for i := range extra {
 			frame = append(frame, byte(i))
 		}
@@ -547,6 +614,31 @@ func (p *player) frames(text string) ([]byte, error) {
 		out = append(out, frame...)
 	}
 	return out, nil
+}
+
+// appendMetadata appends checksum and metadata of a replicated message, as "a,146:36,10": cluster, position there, messages in the batch.
+func appendMetadata(frame []byte, source string) ([]byte, error) {
+	words := strings.Split(source, ",")
+	if len(words) != 3 {
+		return nil, fmt.Errorf("FROM(%s) is not CLUSTER,LEDGER:ENTRY,MESSAGES", source)
+	}
+	n, err := strconv.Atoi(words[2])
+	if err != nil {
+		return nil, err
+	}
+	meta, err := proto.MarshalOptions{AllowPartial: true}.Marshal(&pulsarpb.MessageMetadata{
+		ReplicatedFrom: &words[0], NumMessagesInBatch: proto.Int32(int32(n)),
+		Properties: []*pulsarpb.KeyValue{{Key: proto.String(codec.SourceProperty), Value: &words[1]}},
+	})
+	if err != nil {
+		return nil, err
+	}
+	frame = binary.BigEndian.AppendUint16(frame, 0x0e01)
+	frame = binary.BigEndian.AppendUint32(frame, 0)
+	frame = binary.BigEndian.AppendUint32(frame, uint32(len(meta)))
+	frame = append(frame, meta...)
+	binary.BigEndian.PutUint32(frame, uint32(len(frame)-4))
+	return frame, nil
 }
 
 // diffLines shows the first lines that differ.

@@ -46,6 +46,7 @@ func (s *Session) close(now time.Time, cause Cause, text string) {
 	}
 	for _, h := range s.consumers {
 		h.takeQueue()
+		h.waiting.cancel()
 		s.unindex(now, h)
 	}
 	for p := range s.parked {

@@ -33,6 +33,9 @@ type handle struct {
 	req      uint64        // of its creation
 	name     string        // a producer's, as the broker has it
 	gate     switching.Gate
+	sub      string // a consumer's subscription
+	carried  *carried
+	waiting  *translation
 	tag      uint64 // epoch in the message ids that the client sees; 0: none
 
 	judged   bool      // its frames are judged one by one: its topic moves, or it is evicting or evicted
@@ -208,6 +211,7 @@ func (s *Session) handleSubscribe(now time.Time, frame []byte, head codec.Head, 
 	if !ok {
 		return replace
 	}
+	h.sub = c.GetSubscription()
 	return s.openConsumer(now, h, c, frame, head)
 }
 
@@ -239,6 +243,11 @@ func (s *Session) handleClientClose(now time.Time, h *handle, req uint64) verdic
 		s.finish(now, h, false)
 		fallthrough
 	case handleEvicted:
+		s.sendCommand(successCommand(req))
+		return replace
+	}
+	if h.waiting != nil && h.state == handleCreating && !h.again {
+		s.remove(now, h) // the broker has never heard of it
 		s.sendCommand(successCommand(req))
 		return replace
 	}
@@ -291,7 +300,12 @@ func (s *Session) handleConsumerRequest(now time.Time, frame []byte, head codec.
 		s.deny(RefusedMoved, req, codec.ErrorServiceNotReady, h.full, text)
 		return replace
 	}
-	if cmd.Ack.RequestId != nil {
+	carried := s.carryEvicted(now, h, cmd.GetAck())
+	switch {
+	case cmd.GetAck().RequestId == nil:
+	case carried:
+		s.answerAck(h, req)
+	default:
 		s.refuseAck(RefusedMoved, id, req, h.full, text)
 	}
 	return replace
@@ -409,6 +423,9 @@ func (l *leg) brokerClosed(now time.Time, h *handle, cmd *pulsarpb.BaseCommand) 
 	switch {
 	case h == nil:
 	case h.state != handleCreating:
+		if !h.producer {
+			l.s.forgetAcks(h) // somebody may have reset the subscription
+		}
 		if h.owes() {
 			l.s.sh.debts.lose(now, h)
 		}
@@ -466,6 +483,7 @@ func (s *Session) remove(now time.Time, h *handle) {
 		return // an answer to UNSUBSCRIBE may come when the next one has the id
 	}
 	delete(handles, h.id)
+	h.waiting.cancel()
 	if p := s.pending[h.req]; p.h == h && (p.kind == pendingCreate || p.kind == pendingOrphan) {
 		s.settled(h.req)
 	}

@@ -81,7 +81,7 @@ func (s *Session) relayUp(now time.Time, src []byte) (pos int) {
 			s.sh.write(s.upLeg.conn, src[run:pos], true)
 			run = pos
 			var out []byte
-			v, out, taken = s.remap(frame, h)
+			v, out, taken = s.remap(now, frame, h)
 			s.sh.write(s.upLeg.conn, out, true)
 		}
 		if v == bad {

@@ -27,6 +27,8 @@ type Config struct {
 	LookupsPerCluster    int           // in flight per shard; then TooManyRequests
 	MaxHandles           int           // producers and consumers of one client connection
 
+	// ClusterAt is the cluster that a topic, by its base name, had at an epoch of the map; "" when that is not known. nil: never.
+	ClusterAt func(base string, epoch uint64) string
 	// NativeIDs leaves message ids as the clusters have them: a topic that moves may then lose what readers and cumulative consumers have not read.
 	NativeIDs bool
 
@@ -55,8 +57,11 @@ type Shard struct {
 	ops      []Op
 	scratch  []byte
 	ids      idMap
-	timers   timers
-	rng      *rand.Rand
+
+	carrying     carrying
+	translations translations
+	timers       timers
+	rng          *rand.Rand
 
 	sessions map[*Session]struct{}
 	index    map[string]*topicHandles // by base name
@@ -81,6 +86,7 @@ func NewShard(cfg *Config, loop int, seed uint64) *Shard {
 	sh.evict.init(sh)
 	sh.parking.init(sh)
 	sh.pool.init(sh)
+	sh.carrying.init(sh)
 	return sh
 }
 

@@ -42,6 +42,7 @@ type App struct {
 	store    store.Store
 	clusters *clusterKeeper
 	maps     *mapKeeper
+	old      *oldIDs
 	engine   *netio.Engine
 	shards   []*session.Shard
 	admin    *admin.Server
@@ -101,13 +102,15 @@ func newOn(ctx context.Context, st store.Store, cfg *config.Config, log *slog.Lo
 	}
 	a.maps = newMapKeeper(a.store, log, disk)
 	a.maps.def = cfg.DefaultCluster
+	a.old = newOldIDs(a.store, log, cfg.DefaultCluster)
+	a.maps.old = a.old
 	if err := a.maps.loadCopy(); err != nil {
 		log.Error("no map from the disk", "err", err)
 	}
 	if err := a.openEngine(); err != nil {
 		return nil, err
 	}
-	a.clusters.loops, a.maps.loops = a, a
+	a.clusters.loops, a.maps.loops, a.old.loops = a, a, a
 	a.maps.self = a.Info
 
 	if a.opsLn, err = net.Listen("tcp", cfg.Listeners.Ops); err != nil {
@@ -226,6 +229,7 @@ func (a *App) openEngine() error {
 		ConnectTimeout: l.ConnectTimeout.Std(), HandshakeTimeout: l.DialTimeout.Std() + l.HandshakeTimeout.Std(),
 		LookupTimeout: l.LookupTimeout.Std(), KeepAlive: l.KeepAliveInterval.Std(),
 		LookupsPerConnection: l.LookupsPerConnection, LookupsPerCluster: max(l.LookupsPerCluster/loops, 1), MaxHandles: maxHandles,
+		ClusterAt: a.old.clusterAt,
 		NativeIDs: a.cfg.MessageIDs == config.NativeIDs,
 		ParkTime:  parkTime, MaxParked: max(l.ParkedRequests/loops, 1),
 		ReceiptWait: e.ReceiptWait.Std(), EvictRate: e.Rate, EvictBurst: e.Burst, EvictJitter: e.Jitter.Std(),
@@ -256,6 +260,7 @@ func (a *App) openEngine() error {
 			return sh
 		},
 		Report: newReporter(a.log).report,
+		Ask:    a.old.request,
 		Fault:  func(err error) { a.log.Error("event loop", "err", err) },
 	})
 	if err != nil {
@@ -521,6 +526,9 @@ func (a *App) release() {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		defer cancel()
 		_ = a.engine.Shutdown(ctx)
+	}
+	if a.old != nil {
+		a.old.close()
 	}
 	if a.store != nil {
 		_ = a.store.Close()

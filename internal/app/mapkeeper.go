@@ -27,6 +27,7 @@ type mapKeeper struct {
 	self  func() store.Proxy
 	def   string // cluster of topics that no rule decides
 	mover *mover
+	old   *oldIDs // nil: nobody asks
 
 	table atomic.Pointer[route.Table] // written under mu
 	mu    sync.Mutex                  // guards known, and that it is of table
@@ -254,6 +255,9 @@ func (k *mapKeeper) apply(ctx context.Context, u store.Update, first bool) {
 		// Parts that could not be used, and of which no older copy is there, are unknown: their topics are refused rather
 		// than sent to the default cluster.
 		next = next.WithUnknown(slices.Collect(maps.Keys(k.badNow))...)
+	}
+	if k.old != nil {
+		k.old.note(old, next, changes)
 	}
 	k.swap(next, u)
 	if next == old {

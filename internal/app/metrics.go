@@ -115,6 +115,12 @@ func (c *collector) add() {
 	c.counter("pointsman_evicted_producers_total", "Producers closed because their topic moved.", func(s *session.Counters) uint64 { return s.EvictedProducers.Load() })
 	c.counter("pointsman_evicted_consumers_total", "Consumers closed because their topic moved.", func(s *session.Counters) uint64 { return s.EvictedConsumers.Load() })
 	c.counter("pointsman_mapped_id_frames_total", "Frames of moved topics whose message ids were rewritten.", func(s *session.Counters) uint64 { return s.MappedFrames.Load() })
+	c.counter("pointsman_carried_acks_total", "Acknowledgements of before a move that were remembered for the new cluster.", func(s *session.Counters) uint64 { return s.CarriedAcks.Load() })
+	c.counter("pointsman_lost_acks_total", "Acknowledgements of before a move that could not be: the messages are delivered again.", func(s *session.Counters) uint64 { return s.LostAcks.Load() })
+	c.counter("pointsman_skipped_messages_total", "Messages that were acknowledged to the new cluster instead of delivered again.", func(s *session.Counters) uint64 { return s.SkippedMessages.Load() })
+	c.counter("pointsman_translated_ids_total", "SUBSCRIBEs and SEEKs to a message of before a move.", func(s *session.Counters) uint64 { return s.Translations.Load() })
+	c.counter("pointsman_translation_failures_total", "Those whose message was not found on the new cluster.", func(s *session.Counters) uint64 { return s.TranslationsFailed.Load() })
+	c.counter("pointsman_restarted_readers_total", "Those that began with the oldest message.", func(s *session.Counters) uint64 { return s.ReadersRestarted.Load() })
 	c.counter("pointsman_old_ids_total", "Message ids of before a move that clients used after it.", func(s *session.Counters) uint64 { return s.OldIDs.Load() })
 	c.counter("pointsman_unresolved_evictions_total", "Producers evicted although a SEND had no receipt within eviction.receipt_wait: duplicates are possible.", func(s *session.Counters) uint64 { return s.Unresolved.Load() })
 	c.value("pointsman_fenced_topics", "Topics that are fenced because a switch moves them.", func() float64 {

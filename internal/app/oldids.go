@@ -1,0 +1,211 @@
+package app
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"pointsman/core/route"
+	"pointsman/core/session"
+	"pointsman/store"
+)
+
+// oldIDs answers what event loops ask about message ids of before a move: which cluster a topic had, and where a message of it is now. It passes on
+// between the loops what was acknowledged under such ids. Its methods may be called from any goroutine.
+type oldIDs struct {
+	store     store.Store
+	log       *slog.Logger
+	loops     poster
+	fallback  string // cluster of what nothing maps
+	translate translator
+
+	slots chan struct{} // translations under way
+	tasks sync.WaitGroup
+	life  context.Context
+	stop  context.CancelFunc
+
+	mu     sync.Mutex               // guards the rest
+	past   map[epochOf]string       // clusters
+	order  []epochOf                // of past, the oldest first
+	tables [tablesKept]*route.Table // before the last changes of rules, the newest first
+}
+
+// translator finds a message of one cluster on another: what it returns is TranslatedCopy or TranslatedNext.
+type translator interface {
+	Translate(ctx context.Context, topic, from, to string, at session.Position) (session.Translated, error)
+}
+
+type epochOf struct {
+	base  string
+	epoch uint64
+}
+
+const (
+	pastKept         = 50_000 // moves that are remembered
+	tablesKept       = 4
+	translateAtOnce  = 16
+	translateTimeout = 4500 * time.Millisecond // commands wait 5 s
+	historyRead      = 2000                    // changes of the map that are looked through
+)
+
+func newOldIDs(st store.Store, log *slog.Logger, fallback string) *oldIDs {
+	o := &oldIDs{store: st, log: log, fallback: fallback, slots: make(chan struct{}, translateAtOnce), past: make(map[epochOf]string)}
+	o.life, o.stop = context.WithCancel(context.Background())
+	return o
+}
+
+// close ends translations and returns when none is under way. The loops ask nothing any more.
+func (o *oldIDs) close() {
+	o.stop()
+	o.tasks.Wait()
+}
+
+// note remembers what a table said of topics, and with rules of everything, before another one replaces it.
+func (o *oldIDs) note(before, after *route.Table, changes route.Changes) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if len(changes.Scopes) > 0 {
+		copy(o.tables[1:], o.tables[:])
+		o.tables[0] = before
+	}
+	for _, base := range changes.Topics {
+		topic, err := route.ParseTopic(base)
+		if err != nil {
+			continue
+		}
+		was := before.Decide(topic, o.fallback)
+		if was.Epoch != after.Decide(topic, o.fallback).Epoch {
+			o.remember(epochOf{base, was.Epoch}, was.Cluster)
+		}
+	}
+}
+
+// remember must be called with mu held.
+func (o *oldIDs) remember(e epochOf, cluster string) {
+	if _, ok := o.past[e]; ok || cluster == "" {
+		return
+	}
+	if len(o.order) >= pastKept {
+		delete(o.past, o.order[0])
+		o.order = o.order[1:]
+	}
+	o.past[e] = cluster
+	o.order = append(o.order, e)
+}
+
+// clusterAt is what this process has seen of a topic at an epoch; "" when it has not.
+func (o *oldIDs) clusterAt(base string, epoch uint64) string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if cluster := o.past[epochOf{base, epoch}]; cluster != "" {
+		return cluster
+	}
+	topic, err := route.ParseTopic(base)
+	if err != nil {
+		return ""
+	}
+	for _, t := range o.tables {
+		if t == nil {
+			break
+		}
+		if d := t.Decide(topic, o.fallback); d.Epoch == epoch {
+			return d.Cluster
+		}
+	}
+	return ""
+}
+
+// clusterOf is clusterAt, and the history of the map.
+func (o *oldIDs) clusterOf(ctx context.Context, base string, epoch uint64) (string, error) {
+	if cluster := o.clusterAt(base, epoch); cluster != "" {
+		return cluster, nil
+	}
+	history, err := o.store.History(ctx, historyRead)
+	if err != nil {
+		return "", err
+	}
+	for _, h := range history {
+		for _, c := range h.Entries {
+			if c.Topic != base {
+				continue
+			}
+			cluster := ""
+			switch {
+			case c.After != nil && c.After.Epoch == epoch:
+				cluster = c.After.Cluster
+			case c.Before != nil && c.Before.Epoch == epoch:
+				cluster = c.Before.Cluster
+			case c.Before == nil && c.After != nil && c.After.Epoch == epoch+1 && h.Switch != "":
+				r, err := o.store.Switch(ctx, h.Switch)
+				if err != nil {
+					return "", err
+				}
+				cluster = r.From
+			}
+			if cluster != "" {
+				o.mu.Lock()
+				o.remember(epochOf{base, epoch}, cluster)
+				o.mu.Unlock()
+				return cluster, nil
+			}
+		}
+	}
+	return "", nil
+}
+
+// request takes an op of a loop that is for the application.
+func (o *oldIDs) request(loop int, op session.Op) {
+	switch op.Kind {
+	case session.OpOldAcks:
+		acks := *op.OldAcks
+		for i := range o.loops.Loops() {
+			if i != loop {
+				o.loops.Post(i, func(now time.Time, sh *session.Shard) { sh.CarryAcks(now, acks) })
+			}
+		}
+	case session.OpTranslate:
+		t := *op.Translation
+		select {
+		case o.slots <- struct{}{}:
+			o.tasks.Go(func() {
+				defer func() { <-o.slots }()
+				o.tell(loop, t.ID, o.find(t))
+			})
+		default:
+			o.tell(loop, t.ID, session.Translated{Kind: session.TranslatedFailed, Text: fmt.Sprintf("%d of them are under way: try again", translateAtOnce)})
+		}
+	}
+}
+
+func (o *oldIDs) tell(loop int, id uint64, a session.Translated) {
+	o.loops.Post(loop, func(now time.Time, sh *session.Shard) { sh.Translated(now, id, a) })
+}
+
+// find is the answer to a translation.
+func (o *oldIDs) find(t session.Translation) session.Translated {
+	ctx, cancel := context.WithTimeout(o.life, translateTimeout)
+	defer cancel()
+	topic, err := route.ParseTopic(t.Topic)
+	if err != nil {
+		return session.Translated{Kind: session.TranslatedUnknown, Text: err.Error()}
+	}
+	from, err := o.clusterOf(ctx, topic.Base(), t.Epoch)
+	switch {
+	case err != nil:
+		return session.Translated{Kind: session.TranslatedFailed, Text: fmt.Sprintf("the map's history does not say which cluster had epoch %d: %v", t.Epoch, err)}
+	case from == "":
+		return session.Translated{Kind: session.TranslatedUnknown, Text: fmt.Sprintf("the map's history has nothing of epoch %d", t.Epoch)}
+	case from == t.Cluster:
+		return session.Translated{Kind: session.TranslatedCopy, At: t.At}
+	case o.translate == nil:
+		return session.Translated{Kind: session.TranslatedUnknown, Text: fmt.Sprintf("clusters %s and %s cannot be asked: set clusters.%s.web_url and clusters.%s.web_url", from, t.Cluster, from, t.Cluster)}
+	}
+	a, err := o.translate.Translate(ctx, t.Topic, from, t.Cluster, t.At)
+	if err != nil {
+		o.log.Warn("a message id of before a move could not be translated", "topic", t.Topic, "from", from, "to", t.Cluster, "ledger", t.At.Ledger, "entry", t.At.Entry, "err", err)
+		return session.Translated{Kind: session.TranslatedFailed, Text: err.Error()}
+	}
+	return a
+}

@@ -1,0 +1,158 @@
+package app
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+	"testing"
+	"time"
+
+	"pointsman/core/route"
+	"pointsman/core/session"
+	"pointsman/core/switching"
+	"pointsman/store"
+)
+
+const topicOfOldIDs = "persistent://public/default/t"
+
+// fakeTranslator knows one answer.
+type fakeTranslator struct {
+	asked []string
+	err   error
+}
+
+func (f *fakeTranslator) Translate(_ context.Context, topic, from, to string, at session.Position) (session.Translated, error) {
+	f.asked = append(f.asked, topic+" "+from+"→"+to)
+	return session.Translated{Kind: session.TranslatedCopy, At: session.Position{Ledger: at.Ledger + 1, Entry: at.Entry}}, f.err
+}
+
+func move(t *testing.T, table *route.Table, cluster string) *route.Table {
+	t.Helper()
+	topic, err := route.ParseTopic(topicOfOldIDs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var old *route.Entry
+	if e, ok := table.Entry(topicOfOldIDs); ok {
+		old = &e
+	}
+	e := route.Move(topic, old, table.Decide(topic, "a"), cluster, "")
+	next, err := table.WithEntry(topicOfOldIDs, &e)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return next
+}
+
+func TestTheClusterOfAnEarlierEpochIsRemembered(t *testing.T) {
+	o := newOldIDs(store.NewMemory(), slog.New(slog.DiscardHandler), "a")
+	defer o.close()
+	table := route.Empty()
+	for _, to := range []string{"b", "c"} {
+		next := move(t, table, to)
+		o.note(table, next, route.Changes{Topics: []string{topicOfOldIDs}})
+		table = next
+	}
+	for epoch, want := range []string{"a", "b", ""} {
+		if got := o.clusterAt(topicOfOldIDs, uint64(epoch)); got != want {
+			t.Errorf("epoch %d was in %q, want %q", epoch, got, want)
+		}
+	}
+	// By a rule: no topic is named.
+	r, err := route.SetRule(table, "public/other", "b", "", "a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	next, err := table.WithRule(r.Scope, &r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.note(table, next, route.Changes{Scopes: []string{r.Scope}})
+	if got := o.clusterAt("persistent://public/other/x", 0); got != "a" {
+		t.Errorf("before the rule it was in %q, want a", got)
+	}
+}
+
+func TestMovesThatAreRememberedAreBounded(t *testing.T) {
+	o := newOldIDs(store.NewMemory(), slog.New(slog.DiscardHandler), "a")
+	defer o.close()
+	for i := range pastKept + 10 {
+		o.remember(epochOf{topicOfOldIDs, uint64(i)}, "a")
+	}
+	if len(o.past) != pastKept || len(o.order) != pastKept || o.clusterAt(topicOfOldIDs, 9) != "" || o.clusterAt(topicOfOldIDs, 10) != "a" {
+		t.Errorf("%d moves are remembered, want the last %d", len(o.past), pastKept)
+	}
+}
+
+func TestAPositionIsTranslatedByTheHistoryOfTheMap(t *testing.T) {
+	st := store.NewMemory()
+	ctx := t.Context()
+	first := route.Entry{Topic: topicOfOldIDs, Cluster: "b", Epoch: 1, SwitchID: "s1"}
+	second := route.Entry{Topic: topicOfOldIDs, Cluster: "a", Epoch: 2}
+	for _, c := range []store.Change{
+		{Entries: []store.EntryChange{{Topic: topicOfOldIDs, After: &first}}, Switch: &switching.Record{ID: "s1", Rev: 1, Topic: topicOfOldIDs, From: "a", To: "b", Epoch: 1}},
+		{Entries: []store.EntryChange{{Topic: topicOfOldIDs, Before: &first, After: &second}}},
+	} {
+		if err := st.Apply(ctx, c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	o := newOldIDs(st, slog.New(slog.DiscardHandler), "a")
+	defer o.close()
+	f := &fakeTranslator{}
+	ask := func(epoch uint64) session.Translated {
+		return o.find(session.Translation{Topic: topicOfOldIDs + "-partition-1", Epoch: epoch, At: session.Position{Ledger: 7, Entry: 8}, Cluster: "a"})
+	}
+	if a := ask(1); a.Kind != session.TranslatedUnknown {
+		t.Errorf("without anybody to ask: %+v", a)
+	}
+	o.translate = f
+	if a := ask(0); a.Kind != session.TranslatedCopy || a.At.Ledger != 7 || len(f.asked) > 0 {
+		t.Errorf("an id of the cluster that has the topic again became %+v", a)
+	}
+	if a := ask(1); a.At.Ledger != 8 || !slices.Equal(f.asked, []string{topicOfOldIDs + "-partition-1 b→a"}) {
+		t.Errorf("%+v, asked %v", a, f.asked)
+	}
+	if a := ask(9); a.Kind != session.TranslatedUnknown {
+		t.Errorf("an epoch that never was: %+v", a)
+	}
+	f.err = errors.New("cluster b does not answer")
+	if a := ask(1); a.Kind != session.TranslatedFailed || a.Text != f.err.Error() {
+		t.Errorf("%+v", a)
+	}
+}
+
+// loopsAsked notes what is posted to whom, and runs nothing.
+type loopsAsked chan int
+
+func (l loopsAsked) Loops() int { return 3 }
+
+func (l loopsAsked) Post(loop int, _ func(time.Time, *session.Shard)) bool {
+	l <- loop
+	return true
+}
+
+func TestOldAcknowledgementsGoToTheOtherLoops(t *testing.T) {
+	o := newOldIDs(store.NewMemory(), slog.New(slog.DiscardHandler), "a")
+	defer o.close()
+	posted := make(loopsAsked, 10)
+	o.loops = posted
+	o.request(1, session.Op{Kind: session.OpOldAcks, OldAcks: &session.OldAcks{}})
+	if a, b := <-posted, <-posted; a != 0 || b != 2 || len(posted) > 0 {
+		t.Errorf("posted to %d and %d, and %d more", a, b, len(posted))
+	}
+	// An answer goes to the loop that asked; what is too much is answered at once.
+	o.request(1, session.Op{Kind: session.OpTranslate, Translation: &session.Translation{Topic: "no name"}})
+	if loop := <-posted; loop != 1 {
+		t.Errorf("answered to loop %d", loop)
+	}
+	o.tasks.Wait()
+	for range translateAtOnce {
+		o.slots <- struct{}{}
+	}
+	o.request(2, session.Op{Kind: session.OpTranslate, Translation: &session.Translation{Topic: topicOfOldIDs}})
+	if loop := <-posted; loop != 2 {
+		t.Errorf("refused to loop %d", loop)
+	}
+}
