@@ -193,6 +193,9 @@ func (sh *Shard) startMoving(base string, d route.Decision) *moving {
 // turn notes what the map says now.
 func (m *moving) turn(d route.Decision) {
 	was := m.fenced()
+	if d.Cluster != m.cluster || d.Epoch != m.epoch {
+		m.fence = nil // the topic was elsewhere meanwhile
+	}
 	m.state, m.epoch, m.cluster = d.State, d.Epoch, d.Cluster
 	switch {
 	case m.fenced() && !was:

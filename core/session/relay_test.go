@@ -74,6 +74,43 @@ func TestRelayAllocatesNothing(t *testing.T) {
 	}
 }
 
+// Beside a fenced topic of the same connection, the others are relayed as ever; judging a frame of the fenced one allocates nothing either.
+func TestAFenceCostsItsNeighboursNothing(t *testing.T) {
+	p, s, l := bridged(t)
+	for _, line := range []string{
+		`c1> producer{topic:"t2" producer_id:2 request_id:3} ; subscribe{topic:"t2" subscription:"s" sub_type:1 consumer_id:2 request_id:4}`,
+		`d1> producer_success{request_id:3 producer_name:"q"} ; success{request_id:4}`,
+		"state persistent://public/default/t2 fenced", "fence persistent://public/default/t2",
+	} {
+		if err := p.step(line); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, c := range []struct {
+		name   string
+		ep     Endpoint
+		frame  string
+		passes bool
+	}{
+		{"SEND of a neighbour", s, sendFrame, true},
+		{"ACK of a neighbour", s, ackFrame, true},
+		{"MESSAGE of a neighbour", l, messageFrame, true},
+		{"SEND of the fenced one", s, `send{producer_id:2 sequence_id:1} +1000`, false},
+		{"MESSAGE of the fenced one", l, `message{consumer_id:2 message_id{ledger_id:1 entry_id:1}} +1000`, false},
+	} {
+		src := flow(t, p, 20, c.frame)
+		if allocs := testing.AllocsPerRun(100, func() {
+			p.sh.ResetOps()
+			c.ep.Data(p.now, src)
+		}); allocs != 0 {
+			t.Errorf("%s: %v allocations per read of 20 frames, want 0", c.name, allocs)
+		}
+		if n := len(p.sh.ops); c.passes && (n != 1 || len(p.sh.ops[0].Data) != len(src)) || !c.passes && n != 0 {
+			t.Errorf("%s: %d ops", c.name, n)
+		}
+	}
+}
+
 // A view of a read is cut where a frame is dropped, and nowhere else.
 func TestOnlyTheEvictedHandleIsCutOut(t *testing.T) {
 	p, s, _ := bridged(t)
