@@ -46,6 +46,10 @@ type conn struct {
 	dead      bool
 }
 
+// splicedShare is what a spliced byte counts less than a copied one in a connection's share of a turn: the more frames pass at a time, the
+// less often their receiver is woken.
+const splicedShare = 4
+
 // inlineRest is how long an unconsumed rest may be to be copied in front of the next read; longer ones are read behind.
 const inlineRest = 64 << 10
 
@@ -273,7 +277,7 @@ func (l *loop) grow(c *conn, b []byte) {
 func (l *loop) moveTail(c, dst *conn, n int) int {
 	if dst.out == nil && dst.tls == nil && l.canSplice(n) {
 		if moved, ok := l.splice(c, dst, n); ok {
-			return moved
+			return moved / splicedShare
 		}
 	}
 	limit := min(n, l.readLimit())
