@@ -97,10 +97,10 @@ func (p *Pair) position(ctx context.Context, to target, plan Plan, have map[stri
 	s, exists := have[plan.Subscription]
 	if !exists {
 		err := to.Create(ctx, plan.Subscription, plan.First, plan.Replicated, plan.Properties)
-		switch {
-		case errors.Is(err, ErrConflict): // somebody else made it just now: as if it had been there
-			return todo, to.Move(ctx, plan.Subscription, plan.First)
-		case err != nil:
+		if errors.Is(err, ErrConflict) { // somebody else made it just now
+			err = to.Move(ctx, plan.Subscription, plan.First)
+		}
+		if err != nil {
 			return fail(err)
 		}
 		return todo, p.mark(ctx, to, plan)

@@ -264,17 +264,9 @@ func (p *Pair) setAbsent(e *Entry, end Position) {
 // everywhere, so that nothing of an origin is left before the last one of it that is at or before the mark-delete position: with that one, the
 // origin is settled. It goes back at least as far as the constant says, and until every origin that it met is settled.
 func (p *Pair) guard(ctx context.Context, c *Cursor, first Entry, plan *Plan) error {
-	open := map[string]bool{} // origins met: not settled yet?
-	if first.Position != NoPosition {
-		near, err := p.from.block(ctx, first.Position)
-		if err != nil {
-			return err
-		}
-		for _, e := range near {
-			if e.From != "" && e.deliverable() {
-				open[e.From] = true
-			}
-		}
+	open, err := p.elsewhere(ctx, first.Position) // origins met: not settled yet?
+	if err != nil {
+		return err
 	}
 	unsettled := func() (n int) {
 		for _, yes := range open {
@@ -321,6 +313,33 @@ func (p *Pair) guard(ctx context.Context, c *Cursor, first Entry, plan *Plan) er
 	}
 	return nil
 }
+
+// elsewhere names the origins of messages from elsewhere that the old cluster has at or behind a position: near it, and in samples up to the end.
+func (p *Pair) elsewhere(ctx context.Context, pos Position) (map[string]bool, error) {
+	met := map[string]bool{}
+	if pos == NoPosition {
+		return met, nil
+	}
+	first, last := p.from.in.Index(pos), p.from.in.Len()-1
+	for sample := range int64(samples) {
+		if first > last {
+			break
+		}
+		entries, err := p.from.block(ctx, p.from.in.At(first+(last-first)*sample/(samples-1)))
+		if err != nil {
+			return nil, err
+		}
+		for _, e := range entries {
+			if e.From != "" && e.deliverable() {
+				met[e.From] = true
+			}
+		}
+	}
+	return met, nil
+}
+
+// samples is how many blocks of the old cluster's log are looked at for messages from elsewhere.
+const samples = 5
 
 // holes lists what lies behind the plan's first position and is acknowledged, or is there twice.
 func (p *Pair) holes(ctx context.Context, c *Cursor, plan *Plan) error {
@@ -407,4 +426,34 @@ func (p *Pair) Carry(ctx context.Context) ([]Plan, []Difference, error) {
 	}
 	differences, err := p.ReadBack(ctx, plans)
 	return plans, differences, err
+}
+
+// Carried is what was done for one partition.
+type Carried struct {
+	Topic       string
+	Plans       []Plan
+	Differences []Difference
+}
+
+// partitionsAtOnce is how many partitions are carried at the same time; each has calls of its own under way, and all share the clients' bounds.
+const partitionsAtOnce = 8
+
+// CarryAll is Carry for all partitions of a topic. What was done is returned with an error, too.
+func CarryAll(ctx context.Context, pairs []*Pair) ([]Carried, error) {
+	all := make([]Carried, len(pairs))
+	err := each(len(pairs), partitionsAtOnce, func(i int) (err error) {
+		all[i].Topic = pairs[i].Topic
+		all[i].Plans, all[i].Differences, err = pairs[i].Carry(ctx)
+		return err
+	})
+	return all, err
+}
+
+// NewPairs makes the pairs of all partitions of a topic (base name; 0: it is not partitioned).
+func NewPairs(base string, partitions int, from, to *Client) []*Pair {
+	var all []*Pair
+	for _, topic := range PartitionNames(base, partitions) {
+		all = append(all, NewPair(topic, from, to))
+	}
+	return all
 }

@@ -25,6 +25,7 @@ type fakeTopic struct {
 	sent    int  // how many of the entries were looked at for replication
 	reads   int  // calls that read entries
 	moves   int  // cursors moved or made
+	hidden  bool // subscriptions are there and are not told
 }
 
 func newFake(cluster string, firstLedger int64) *fakeTopic {
@@ -121,6 +122,9 @@ func (f *fakeTopic) Subscriptions(context.Context) (Snapshot, error) {
 	defer f.mu.Unlock()
 	s := Snapshot{Cluster: f.cluster, Log: in.Log}
 	for _, name := range slices.Sorted(maps.Keys(f.subs)) {
+		if f.hidden {
+			continue
+		}
 		sub := f.subs[name]
 		sub.Name, sub.Cursor = name, f.cursors[name]
 		sub.Backlog = int64(len(f.left(name)))
@@ -479,10 +483,9 @@ func TestWhatTheOldClusterRemovedDoesNotComeAgain(t *testing.T) {
 	a, b := newFake("a", 7), newFake("b", 3)
 	for i := range 5 {
 		b.append(message("q", i))
-		third := message("c", i)
-		third.From, third.Source = "c", Position{90, int64(i)}
-		a.append(third)
-		b.append(third)
+		e := third(i)
+		a.append(e)
+		b.append(e)
 	}
 	settle(a, b)
 	a.roll()
@@ -589,6 +592,123 @@ func TestTailsAreCompared(t *testing.T) {
 	a.append(message("late", 7))
 	if r := tails(); len(r.Missing) != 1 || !strings.Contains(r.String(), `1 of the last 20 messages have no copy; the first is at 7:50 (producer "late", sequence id 7)`) {
 		t.Errorf("report %q, want the message that is missing", r)
+	}
+}
+
+// What is too far away to be looked at comes again, and is counted; nothing is skipped for it.
+func TestWhatIsAcknowledgedTooFarBehindComesAgain(t *testing.T) {
+	a, b := history(maxWindow + 10)
+	sub(a, "s", 3)
+	c := a.cursors["s"]
+	c.Acked = []Range{{pos("7:3"), pos("7:5")}, {Position{7, maxWindow + 4}, Position{7, maxWindow + 6}}}
+	a.cursors["s"] = c
+	p := newPair("persistent://acme/geo/t", a, b)
+	plans := ok[[]Plan](t)(p.Plans(t.Context()))
+	if plan := plans[0]; plan.First != pos("3:3") || len(plan.Holes) != 1 || plan.Holes[0].String() != "(3:3..3:5]" || plan.Repeated != 2 || plan.Note == "" {
+		t.Errorf("plan %+v, want the near hole, and two entries that come again", plan)
+	}
+}
+
+// third is the copy of a message of a third cluster.
+func third(sequence int) Entry {
+	e := message("c", sequence)
+	e.From, e.Source = "c", Position{90, int64(sequence)}
+	return e
+}
+
+// Replication from a stood still while a third cluster wrote to both: on b its messages lie far before a's, and none of them may be skipped.
+func TestMessagesFromElsewhereThatLieFarBeforeAreNotSkipped(t *testing.T) {
+	for name, order := range map[string]func(a *fakeTopic, c []Entry){
+		"right behind": func(a *fakeTopic, c []Entry) {
+			for _, e := range c {
+				a.append(e)
+			}
+			for i := range 2_000 {
+				a.append(message("p", 2+i))
+			}
+		},
+		"at the end": func(a *fakeTopic, c []Entry) {
+			for i := range 2_000 {
+				a.append(message("p", 2+i))
+			}
+			for _, e := range c {
+				a.append(e)
+			}
+		},
+	} {
+		a, b := newFake("a", 7), newFake("b", 3)
+		var c []Entry
+		for i := range 900 {
+			c = append(c, third(i))
+			b.append(c[i])
+		}
+		a.append(message("p", 0))
+		a.append(message("p", 1))
+		order(a, c)
+		settle(a, b)
+		sub(a, "s", 1)
+		carryAll(t, a, b)
+		if got := b.delivered("s"); len(got) != 2_901 || got[0] != "c/0" || slices.Contains(got, "p/0") {
+			t.Errorf("%s: %d messages, the first is %s; want all but p/0", name, len(got), got[0])
+		}
+	}
+}
+
+// A message that was published on b and not sent to a was never delivered there.
+func TestWhatTheOldClusterNeverGotIsDelivered(t *testing.T) {
+	a, b := newFake("a", 7), newFake("b", 3)
+	b.append(message("q", 0))
+	for i := range 20 {
+		a.append(message("p", i))
+	}
+	replicate(a, b, 1<<30)
+	sub(a, "s", 20)
+	carryAll(t, a, b)
+	if got := b.delivered("s"); !slices.Equal(got, []string{"q/0"}) {
+		t.Errorf("delivered %v, want the one that a never got", got)
+	}
+}
+
+func TestASubscriptionMadeBySomebodyElseMeanwhileIsMoved(t *testing.T) {
+	a, b := history(20)
+	sub(a, "s", 10)
+	sub(b, "s", 3)
+	b.hidden = true
+	p := newPair("persistent://acme/geo/t", a, b)
+	if err := p.Apply(t.Context(), ok[[]Plan](t)(p.Plans(t.Context()))); err != nil {
+		t.Fatal(err)
+	}
+	if got := b.delivered("s"); len(got) != 10 {
+		t.Errorf("%d messages are left, want 10", len(got))
+	}
+}
+
+// Two clusters that have nothing to do with each other: a time of publishing alone is no position.
+func TestWithoutAnyCopyThereIsNoPosition(t *testing.T) {
+	a, b := newFake("a", 7), newFake("b", 3)
+	for i := range 20 {
+		a.append(message("p", i))
+		b.append(message("q", i))
+	}
+	sub(a, "s", 5)
+	plans, err := newPair("persistent://acme/geo/t", a, b).Plans(t.Context())
+	var behind *ErrBehind
+	if !errors.As(err, &behind) {
+		t.Errorf("plans %+v, error %v; want none", plans, err)
+	}
+}
+
+func TestAllPartitionsAreCarried(t *testing.T) {
+	var pairs []*Pair
+	for range 3 * partitionsAtOnce {
+		a, b := history(20)
+		sub(a, "s", 10, 12)
+		pairs = append(pairs, newPair("persistent://acme/geo/t", a, b))
+	}
+	for _, done := range ok[[]Carried](t)(CarryAll(t.Context(), pairs)) {
+		if len(done.Plans) != 1 || len(done.Differences) != 1 || Differences(done.Differences) != "" {
+			t.Errorf("%+v", done)
+		}
 	}
 }
 

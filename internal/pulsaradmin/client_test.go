@@ -32,6 +32,14 @@ func serve(t *testing.T, answers map[string]string) *httptest.Server {
 	return s
 }
 
+// serveFunc answers by a function and returns the address.
+func serveFunc(t *testing.T, answer http.HandlerFunc) string {
+	t.Helper()
+	s := httptest.NewServer(answer)
+	t.Cleanup(s.Close)
+	return s.URL
+}
+
 func client(t *testing.T, urls ...string) *Client {
 	t.Helper()
 	c := New(Config{Cluster: "a", WebURLs: urls})

@@ -287,7 +287,7 @@ func (w *wire) scan(ctx context.Context, first Position, visit func(e Entry) (st
 			return w.fail(what, err)
 		}
 		left -= e.Messages
-		stop = visit(e)
+		stop = !e.Position.Before(first) && visit(e) // whether the start itself comes depends on the broker
 	}
 	_ = w.conn.SetReadDeadline(w.soon(ctx))
 	return w.closeConsumer(what, consumer)
