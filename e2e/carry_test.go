@@ -368,6 +368,49 @@ func flat(entries map[string][]int) (all []int) {
 	return all
 }
 
+// Chunked and delayed messages, one whose properties are too large for the admin API to show, and a topic with a sign in its name that URLs treat
+// specially.
+func TestUnusualMessagesAreCarried(t *testing.T) {
+	topic := newTopic("acme/geo", "odd+topic")
+	how := take{kind: pulsar.Shared}
+	sub := subscribe(t, rig.A, topic, "s", how)
+	producer, err := goClient(t, rig.A).CreateProducer(pulsar.ProducerOptions{Topic: topic, DisableBatching: true, EnableChunking: true, ChunkMaxMessageSize: 1_000})
+	must(t, err)
+	send := func(payload string, m pulsar.ProducerMessage) {
+		t.Helper()
+		m.Payload = []byte(payload)
+		_, err := producer.Send(limited(t, 10*time.Second), &m)
+		must(t, err)
+	}
+	chunked := strings.Repeat("c", 5_000)
+	for range 5 {
+		send(chunked, pulsar.ProducerMessage{})
+	}
+	send("large", pulsar.ProducerMessage{Properties: map[string]string{"p": strings.Repeat("x", 12_000)}})
+	send("delayed", pulsar.ProducerMessage{DeliverAfter: 3 * time.Second})
+	send("late", pulsar.ProducerMessage{})
+	for i := range 7 { // the delayed one is not delivered yet
+		msg, err := sub.Receive(limited(t, 10*time.Second))
+		must(t, err)
+		if i != 2 && string(msg.Payload()) != "delayed" {
+			must(t, sub.Ack(msg))
+		}
+	}
+	sub.Close()
+	producer.Close()
+	drain(t, rig.A, rig.B, []string{topic})
+	carry(t, rig.A, rig.B, []string{topic})
+	consumer := subscribe(t, rig.B, topic, "s", how)
+	for _, want := range []string{chunked, "delayed"} {
+		msg, err := consumer.Receive(limited(t, 15*time.Second))
+		must(t, err)
+		if got := string(msg.Payload()); got != want {
+			t.Errorf("got %.20q (%d bytes), want %.20q", got, len(got), want)
+		}
+		must(t, consumer.Ack(msg))
+	}
+}
+
 // Hundreds of subscriptions within a fence.
 func TestTwoHundredSubscriptionsAreCarriedWithinAFence(t *testing.T) {
 	const count = 200

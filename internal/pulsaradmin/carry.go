@@ -346,6 +346,10 @@ func (p *Pair) holes(ctx context.Context, c *Cursor, plan *Plan) error {
 	last := c.lastAcked()
 	begin := p.to.in.Index(plan.First)
 	end := int64(math.MaxInt64)
+	// The new cluster has about as many entries there.
+	if err := p.to.readAhead(ctx, begin, min(p.from.in.Index(last)-p.from.in.Index(c.MarkDelete), maxWindow)); err != nil {
+		return err
+	}
 	seen := map[Position]bool{}
 	var hole *Range // the one that grows
 	return p.to.forward(ctx, begin, func(e Entry) (bool, error) {

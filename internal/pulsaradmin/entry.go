@@ -3,6 +3,7 @@ package pulsaradmin
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -155,9 +156,21 @@ type remote struct {
 }
 
 func (r *remote) Load(ctx context.Context) (Internal, error) { return r.Internal(ctx, r.topic) }
+
+// Entry falls back to reading as a consumer: brokers cannot show an entry whose properties are larger than the head of an HTTP answer may be.
 func (r *remote) Entry(ctx context.Context, p Position) (Entry, error) {
-	return r.entry(ctx, r.topic, p)
+	e, err := r.entry(ctx, r.topic, p)
+	var refused *Error
+	if !errors.As(err, &refused) || refused.Status != http.StatusInternalServerError {
+		return e, err
+	}
+	entries, scanned := r.scan(ctx, p, p, p)
+	if scanned != nil || len(entries) != 1 {
+		return e, err
+	}
+	return entries[0], nil
 }
+
 func (r *remote) AtTime(ctx context.Context, ms int64) (Position, error) {
 	return r.atTime(ctx, r.topic, ms)
 }
@@ -165,7 +178,7 @@ func (r *remote) AtTime(ctx context.Context, ms int64) (Position, error) {
 func (r *remote) Heads(ctx context.Context, first, last Position) ([]Entry, error) {
 	all := make([]Entry, last.Entry-first.Entry+1)
 	err := each(len(all), Parallel, func(i int) (err error) {
-		all[i], err = r.entry(ctx, r.topic, Position{first.Ledger, first.Entry + int64(i)})
+		all[i], err = r.Entry(ctx, Position{first.Ledger, first.Entry + int64(i)})
 		return err
 	})
 	return all, err
@@ -175,44 +188,46 @@ func (r *remote) Heads(ctx context.Context, first, last Position) ([]Entry, erro
 func (r *remote) Block(ctx context.Context, first, last, final Position) ([]Entry, error) {
 	r.mu.Lock()
 	plain := r.plain
+	r.mu.Unlock()
+	if !plain {
+		entries, err := r.scan(ctx, first, last, final)
+		if err == nil || ctx.Err() != nil {
+			return entries, err
+		}
+		r.mu.Lock()
+		r.plain = true
+		r.mu.Unlock()
+	}
+	return r.Heads(ctx, first, last)
+}
+
+// scan reads the messages from first up to and including last; final is one that comes.
+func (r *remote) scan(ctx context.Context, first, last, final Position) (entries []Entry, err error) {
+	r.mu.Lock()
 	var w *wire
 	if n := len(r.idle); n > 0 {
 		w, r.idle = r.idle[n-1], r.idle[:n-1]
 	}
 	r.mu.Unlock()
-	if plain {
-		return r.Heads(ctx, first, last)
-	}
-	var err error
 	if w == nil {
-		w, err = r.open(ctx, r.topic)
+		if w, err = r.open(ctx, r.topic); err != nil {
+			return nil, err
+		}
 	}
-	var entries []Entry
-	if err == nil {
-		err = w.scan(ctx, first, func(e Entry) bool {
-			if !last.Before(e.Position) {
-				entries = append(entries, e)
-			}
-			return !e.Position.Before(last) || !e.Position.Before(final)
-		})
-	}
-	r.mu.Lock()
-	if err == nil {
-		r.idle = append(r.idle, w)
-	} else {
-		r.plain = true
-	}
-	r.mu.Unlock()
-	if err == nil {
-		return entries, nil
-	}
-	if w != nil {
+	err = w.scan(ctx, first, func(e Entry) bool {
+		if !last.Before(e.Position) {
+			entries = append(entries, e)
+		}
+		return !e.Position.Before(last) || !e.Position.Before(final)
+	})
+	if err != nil {
 		w.close()
-	}
-	if ctx.Err() != nil {
 		return nil, err
 	}
-	return r.Heads(ctx, first, last)
+	r.mu.Lock()
+	r.idle = append(r.idle, w)
+	r.mu.Unlock()
+	return entries, nil
 }
 
 func (r *remote) Close() {
@@ -396,6 +411,20 @@ func (v *view) forward(ctx context.Context, i int64, visit func(e Entry) (stop b
 		i = v.in.Index(end)
 	}
 	return nil
+}
+
+// readAhead reads the blocks of n entries from index i on, several at a time, for whoever goes through them.
+func (v *view) readAhead(ctx context.Context, i, n int64) error {
+	var starts []Position
+	for end := min(i+n, v.in.Len()); i < end; {
+		p := v.in.At(i)
+		starts = append(starts, p)
+		i = v.in.Index(Position{p.Ledger, blockStart(p).Entry + blockSize})
+	}
+	return each(len(starts), wires, func(k int) error {
+		_, err := v.block(ctx, starts[k])
+		return err
+	})
 }
 
 // firstData is the first entry at or after index i that a consumer may get; ok is false when there is none.

@@ -200,6 +200,29 @@ func TestBlocksAreReadByAdminCallsWhenReadingAsAConsumerFails(t *testing.T) {
 	}
 }
 
+// Properties may be larger than the head of an HTTP answer: the broker answers 500, and the consumer's way is left.
+func TestAnEntryThatTheAdminAPICannotShowIsReadAsAConsumer(t *testing.T) {
+	k, _ := broker(t, testkit.Options{}, Config{})
+	c := New(Config{Cluster: "b", WebURLs: []string{serveFunc(t, func(w http.ResponseWriter, r *http.Request) {
+		if !strings.HasPrefix(r.URL.Path, "/lookup") {
+			w.WriteHeader(http.StatusInternalServerError)
+			return
+		}
+		_, _ = fmt.Fprintf(w, `{"brokerUrl":"%s"}`, k.Broker(0).URL())
+	})}})
+	defer c.Close()
+	r := &remote{Client: c, topic: wireTopic}
+	defer r.Close()
+	want := place(k.Messages(wireTopic)[6])
+	if e := ok[Entry](t)(r.Entry(t.Context(), want)); e.Position != want || e.Sequence != 6 {
+		t.Errorf("entry %+v, want the seventh", e)
+	}
+	k.Handle(codec.TypeSubscribe, testkit.Refuse(codec.ErrorAuthorization, "no"))
+	if _, err := r.Entry(t.Context(), want); err == nil || !strings.Contains(err.Error(), "status 500") {
+		t.Errorf("error %v, want what the admin API said", err)
+	}
+}
+
 func TestWaitingEndsWithTheContext(t *testing.T) {
 	k, c := broker(t, testkit.Options{}, Config{})
 	w := connected(t, c)
