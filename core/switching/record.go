@@ -90,6 +90,59 @@ type Record struct {
 	Flipped time.Time `json:"flipped,omitzero"`
 	Ended   time.Time `json:"ended,omitzero"`
 	Note    string    `json:"note,omitempty"`
+	// Receipt is what a planned switch has measured and found so far.
+	Receipt *Receipt `json:"receipt,omitempty"`
+}
+
+// Receipt is the evidence of a planned switch: of its last attempt.
+type Receipt struct {
+	// Steps are the works of the controller in their order, each with when it began and how long it took; the same work is one step as long as
+	// it is repeated without another in between.
+	Steps []StepTime `json:"steps,omitempty"`
+	// HoldMillis is how long the topic was fenced: from the sending of that write to that of the one that ended it.
+	HoldMillis float64 `json:"hold_ms,omitempty"`
+	// Tail is the last position on the old cluster for each partition, in the drain.
+	Tail map[string]string `json:"tail,omitempty"`
+	// First is where each partition's copy of that position lies on the new cluster.
+	First map[string]string `json:"tail_on_new,omitempty"`
+	// Acks are those of the proxies, without the producers' names.
+	Acks []Ack `json:"acks,omitempty"`
+	// Subscriptions are how each was carried, at most MaxCarried; SubscriptionCount is how many there were.
+	Subscriptions     []Carried `json:"subscriptions,omitempty"`
+	SubscriptionCount int       `json:"subscription_count,omitempty"`
+	// DuplicatesForecast are the entries that may be delivered twice, over all subscriptions: delivered by the old cluster and not
+	// acknowledged, or acknowledged where it could not be carried.
+	DuplicatesForecast int64 `json:"duplicates_forecast"`
+	// Evicted tells that the old cluster was made to unload the topic, because not every proxy could vouch for what it had sent.
+	Evicted bool `json:"evicted,omitempty"`
+	// Verified is what the comparison of both tails after the flip found.
+	Verified string `json:"verified,omitempty"`
+}
+
+// MaxCarried bounds the subscriptions that a receipt lists.
+const MaxCarried = 200
+
+// StepTime is one step of a receipt.
+type StepTime struct {
+	Work   string    `json:"work"`
+	Began  time.Time `json:"began"`
+	Millis float64   `json:"ms"`
+	Times  int       `json:"times,omitempty"` // how often it was done; omitted for once
+	Why    string    `json:"why,omitempty"`   // what was said when it was not done at last
+}
+
+// Carried is how one subscription of one partition came to the new cluster.
+type Carried struct {
+	Topic        string `json:"topic"`
+	Subscription string `json:"subscription"`
+	How          string `json:"how"`   // source position, producer and sequence id, publish time, ...
+	First        string `json:"first"` // the first position to be delivered on the new cluster
+	Holes        int    `json:"holes"` // ranges behind First that are acknowledged already
+	Backlog      int64  `json:"backlog"`
+	Unacked      int64  `json:"unacked"`            // delivered by the old cluster and not acknowledged
+	Repeated     int64  `json:"repeated,omitempty"` // acknowledged there and delivered again all the same
+	Missing      int64  `json:"missing,omitempty"`  // not acknowledged, and without a copy on the new cluster
+	Note         string `json:"note,omitempty"`
 }
 
 // Again is the record that asks for the next attempt of a switch that was aborted.
@@ -98,6 +151,7 @@ func (r Record) Again(now time.Time) Record {
 	r.Attempt++
 	r.State, r.Wish, r.Note, r.Runner = StateRequested, "", "", ""
 	r.Started, r.Flipped, r.Ended = now, time.Time{}, time.Time{}
+	r.Receipt = nil
 	return r
 }
 

@@ -1,0 +1,274 @@
+// Package controller drives planned switches in the proxy that leads. core/switching decides what is to be done next; this package does
+// it, with the map store and with both clusters (Topic), and writes down what it cost. internal/app runs it; internal/admin asks for
+// switches by writing records, and never calls it but to say that there is one.
+//
+// It must never decide by itself: what is safe follows from the entry, the acks and the roster alone, and any process may be frozen
+// between a decision and its write.
+package controller
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"time"
+
+	"pointsman/core/route"
+	"pointsman/core/switching"
+	"pointsman/store"
+)
+
+// Config is what a controller works with.
+type Config struct {
+	Store store.Store
+	// ID of this proxy.
+	ID string
+	// DefaultCluster decides for topics without entry or rule.
+	DefaultCluster string
+	// Open prepares the work on both clusters for one switch; it may ask them.
+	Open func(ctx context.Context, rec switching.Record) (Topic, error)
+	// Assign asks a cluster for the brokers of a topic's partitions: full name → host:port, and how many could not be found out.
+	Assign func(ctx context.Context, cluster, base string) (brokers map[string]string, missing int)
+	// Receipt, when not nil, is handed every record that is over.
+	Receipt func(switching.Record)
+	Log     *slog.Logger
+}
+
+// Controller drives the planned switches while this process leads.
+type Controller struct {
+	cfg   Config
+	nudge chan struct{} // capacity 1
+	stats stats
+}
+
+const (
+	// lookEvery is how often the leader looks for new switches, unless it is told.
+	lookEvery = 500 * time.Millisecond
+	// maxListed is how many of the newest records the leader looks at.
+	maxListed = 10_000
+	// maxDriven is how many switches are under way at once: each holds a topic.
+	maxDriven = 16
+	// stepTimeout bounds one step on the store or the clusters. The deadlines of the protocol are shorter; this only
+	// frees a driver whose call hangs.
+	stepTimeout = 20 * time.Second
+	// warmTimeout bounds the work on a topic's subscriptions before it is prepared.
+	warmTimeout = 5 * time.Minute
+)
+
+// New makes a controller; Run runs it.
+func New(cfg Config) *Controller { return &Controller{cfg: cfg, nudge: make(chan struct{}, 1)} }
+
+// Nudge tells that a record was written: the leader, if it is here, looks at once.
+func (c *Controller) Nudge() {
+	select {
+	case c.nudge <- struct{}{}:
+	default:
+	}
+}
+
+// Run campaigns for the leadership, and drives switches while it has it, until ctx ends.
+func (c *Controller) Run(ctx context.Context) error {
+	return c.cfg.Store.Lead(ctx, c.cfg.ID, c.lead)
+}
+
+// lead drives all switches that are not over. Another leader goes on where this one stops: nothing is cleaned up.
+func (c *Controller) lead(ctx context.Context) {
+	c.cfg.Log.Info("this proxy leads the switches", "id", c.cfg.ID)
+	c.stats.leading.Store(true)
+	defer c.stats.leading.Store(false)
+	var drivers sync.WaitGroup
+	defer drivers.Wait()
+	var mu sync.Mutex
+	running := map[string]*driver{} // guarded by mu
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for ctx.Err() == nil {
+		select {
+		case <-timer.C:
+		case <-c.nudge:
+		case <-ctx.Done():
+			return
+		}
+		records, err := c.cfg.Store.Switches(ctx, maxListed)
+		if err != nil && ctx.Err() == nil {
+			c.cfg.Log.Warn("the leader cannot read the switches", "err", err)
+		}
+		mu.Lock()
+		c.stats.note(records)
+		// Oldest first: what was asked for first begins first.
+		for i := len(records) - 1; i >= 0; i-- {
+			rec := records[i]
+			if rec.Mode != switching.ModePlanned || rec.State.Over() {
+				continue
+			}
+			if d := running[rec.ID]; d != nil {
+				d.look()
+				continue
+			}
+			if len(running) >= maxDriven {
+				break
+			}
+			d := newDriver(c, rec)
+			running[rec.ID] = d
+			drivers.Go(func() {
+				d.drive(ctx)
+				mu.Lock()
+				defer mu.Unlock()
+				delete(running, rec.ID)
+				c.Nudge() // another one may begin
+			})
+		}
+		mu.Unlock()
+		timer.Reset(lookEvery)
+	}
+}
+
+// driver drives one attempt of one switch. Owned by its goroutine, but for the channel.
+type driver struct {
+	c     *Controller
+	log   *slog.Logger
+	key   switching.Key
+	base  string
+	looks chan struct{} // capacity 1: the record may have changed
+
+	rec     switching.Record // as last read or written
+	floor   *route.Entry     // the entry that only keeps an epoch, where the topic has one
+	topic   Topic            // nil before it is opened
+	warm    chan struct{}    // closed when the warming is over
+	fenced  time.Time        // when the fence was sent
+	assign  chan assignment
+	brokers *assignment
+}
+
+type assignment struct {
+	brokers map[string]string
+	missing int
+}
+
+func newDriver(c *Controller, rec switching.Record) *driver {
+	return &driver{
+		c: c, key: switching.Key{Switch: rec.ID, Attempt: rec.Attempt}, base: rec.Topic, rec: rec, looks: make(chan struct{}, 1),
+		log: c.cfg.Log.With("switch", rec.ID, "attempt", rec.Attempt, "topic", rec.Topic),
+	}
+}
+
+func (d *driver) look() {
+	select {
+	case d.looks <- struct{}{}:
+	default:
+	}
+}
+
+// drive takes step after step until the switch is over or ctx ends.
+func (d *driver) drive(ctx context.Context) {
+	defer func() {
+		if d.topic != nil {
+			d.topic.Close()
+		}
+	}()
+	d.log.Info("driving a planned switch", "from", d.rec.From, "to", d.rec.To, "state", d.rec.State, "who", d.rec.Who, "why", d.rec.Why)
+	d.prepare(ctx)
+	machine := switching.NewController(d.rec)
+	for ctx.Err() == nil {
+		step := machine.Next(time.Now())
+		switch step.Work {
+		case switching.WorkOver:
+			d.over(ctx)
+			return
+		case switching.WorkWait:
+			if d.wait(ctx, step) {
+				machine.Nudge()
+			}
+			continue
+		}
+		began := time.Now()
+		r := d.do(ctx, step)
+		r.Began = began
+		took := time.Since(began)
+		d.note(step, r, took)
+		if r.Answer != switching.OK && ctx.Err() == nil {
+			d.log.Debug("a step of a switch was not done", "work", step.Work, "answer", r.Answer, "why", r.Why, "took", took)
+		}
+		machine.Observe(time.Now(), step, r)
+	}
+}
+
+// wait returns at the time that the step names, or true as soon as something may have changed.
+func (d *driver) wait(ctx context.Context, step switching.Step) (changed bool) {
+	timer := time.NewTimer(time.Until(step.Until))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-d.looks:
+		return true
+	case <-ctx.Done():
+	}
+	return false
+}
+
+// prepare does before the first write what would prolong the hold later: the clusters are asked which brokers have the topic, and the
+// subscriptions are carried once. What it finds is looked at again, within the fence.
+func (d *driver) prepare(ctx context.Context) {
+	if d.rec.State != switching.StateRequested {
+		return // a fence may be waiting: a successor of its leader has no time
+	}
+	d.assign = make(chan assignment, 1)
+	go func() {
+		brokers, missing := d.c.cfg.Assign(ctx, d.rec.To, d.base)
+		d.assign <- assignment{brokers, missing}
+	}()
+	warm, cancel := context.WithTimeout(ctx, warmTimeout)
+	defer cancel()
+	began := time.Now()
+	err := d.open(warm)
+	if err == nil {
+		err = d.topic.Warm(warm)
+	}
+	if err != nil && ctx.Err() == nil {
+		d.log.Warn("the subscriptions could not be carried before the fence; it is tried again within", "err", err)
+	}
+	d.addStep("warm up", began, time.Since(began), errText(err))
+}
+
+func (d *driver) open(ctx context.Context) error {
+	if d.topic != nil {
+		return nil
+	}
+	t, err := d.c.cfg.Open(ctx, d.rec)
+	if err == nil {
+		d.topic = t
+	}
+	return err
+}
+
+// over tells of the end.
+func (d *driver) over(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
+	defer cancel()
+	if rec, err := d.c.cfg.Store.Switch(ctx, d.key.Switch); err == nil {
+		d.rec = rec
+	} else if !errors.Is(err, store.ErrNotFound) {
+		d.log.Warn("the record of a switch that is over cannot be read", "err", err)
+	}
+	if d.rec.Attempt != d.key.Attempt || !d.rec.State.Over() {
+		return // somebody else's by now
+	}
+	hold := 0.0
+	if d.rec.Receipt != nil {
+		hold = d.rec.Receipt.HoldMillis
+		if d.rec.State != switching.StateAborted {
+			d.c.stats.hold.observe(hold / 1000)
+		}
+	}
+	d.log.Info("a planned switch is over", "state", d.rec.State, "from", d.rec.From, "to", d.rec.To, "epoch", d.rec.Epoch, "hold_ms", hold, "note", d.rec.Note)
+	if d.c.cfg.Receipt != nil {
+		d.c.cfg.Receipt(d.rec)
+	}
+}
+
+func errText(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}

@@ -1,0 +1,257 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"pointsman/core/switching"
+	"pointsman/internal/pulsaradmin"
+)
+
+// pulsarTopic is a Topic on two Pulsar clusters, through their admin addresses.
+type pulsarTopic struct {
+	from, to *pulsaradmin.Client
+	names    []string // of the partitions
+	pairs    []*pulsaradmin.Pair
+	plans    [][]pulsaradmin.Plan // of the last Carry
+}
+
+// verifyEntries is how many of the last messages of each partition are looked for on the new cluster after the flip.
+const verifyEntries = 100
+
+// OpenPulsar is a Config.Open for Pulsar clusters: clients has one for each cluster that has an admin address.
+func OpenPulsar(clients map[string]*pulsaradmin.Client) func(context.Context, switching.Record) (Topic, error) {
+	return func(ctx context.Context, rec switching.Record) (Topic, error) {
+		t := &pulsarTopic{from: clients[rec.From], to: clients[rec.To]}
+		for name, c := range map[string]*pulsaradmin.Client{rec.From: t.from, rec.To: t.to} {
+			if c == nil {
+				return nil, fmt.Errorf("cluster %s has no admin address, which a planned switch needs: set clusters.%s.web_url", name, name)
+			}
+		}
+		partitions, err := t.from.Partitions(ctx, rec.Topic)
+		if err != nil {
+			return nil, err
+		}
+		t.names = pulsaradmin.PartitionNames(rec.Topic, partitions)
+		t.plans = make([][]pulsaradmin.Plan, len(t.names))
+		for _, name := range t.names {
+			t.pairs = append(t.pairs, pulsaradmin.NewPair(name, t.from, t.to))
+		}
+		return t, nil
+	}
+}
+
+func (t *pulsarTopic) Close() {
+	for _, p := range t.pairs {
+		p.Close()
+	}
+}
+
+// each calls f for every partition at once; the clients bound what is under way. Errors are joined.
+func (t *pulsarTopic) each(f func(i int) error) error {
+	errs := make([]error, len(t.names))
+	var wg sync.WaitGroup
+	for i := range t.names {
+		wg.Go(func() { errs[i] = f(i) })
+	}
+	wg.Wait()
+	err := errors.Join(errs...)
+	if errors.Is(err, pulsaradmin.ErrForbidden) {
+		err = fmt.Errorf("%w: %w", ErrHopeless, err)
+	}
+	return err
+}
+
+// Warm carries the subscriptions as they are now.
+func (t *pulsarTopic) Warm(ctx context.Context) error {
+	_, wrong, err := t.Carry(ctx)
+	if err == nil && wrong != "" {
+		err = errors.New(wrong)
+	}
+	return err
+}
+
+// Evict unloads every partition of the old cluster.
+func (t *pulsarTopic) Evict(ctx context.Context) ([]string, error) {
+	if err := t.each(func(i int) error { return t.from.Evict(ctx, t.names[i]) }); err != nil {
+		return nil, err
+	}
+	return t.publishers(ctx)
+}
+
+func (t *pulsarTopic) publishers(ctx context.Context) ([]string, error) {
+	var mu sync.Mutex
+	var names []string
+	err := t.each(func(i int) error {
+		s, err := t.from.Stats(ctx, t.names[i])
+		mu.Lock()
+		defer mu.Unlock()
+		for _, p := range s.Publishers {
+			names = append(names, p.Name)
+		}
+		return err
+	})
+	slices.Sort(names)
+	return slices.Compact(names), err
+}
+
+// Tail reads the ends of the old cluster's logs, "topic=ledger:entry", one a line.
+func (t *pulsarTopic) Tail(ctx context.Context) (string, []string, error) {
+	lines := make([]string, len(t.names))
+	err := t.each(func(i int) error {
+		log, err := t.from.Tail(ctx, t.names[i])
+		lines[i] = t.names[i] + "=" + log.Last.String()
+		return err
+	})
+	if err != nil {
+		return "", nil, err
+	}
+	publishers, err := t.publishers(ctx)
+	return strings.Join(lines, "\n"), publishers, err
+}
+
+// positions is what Tail has written down, by partition.
+func (t *pulsarTopic) positions(tail string) ([]pulsaradmin.Position, error) {
+	lines := strings.Split(tail, "\n")
+	if len(lines) != len(t.names) {
+		return nil, fmt.Errorf("%w: the drain was of %d partitions, now there are %d", ErrHopeless, len(lines), len(t.names))
+	}
+	all := make([]pulsaradmin.Position, len(lines))
+	for i, line := range lines {
+		_, at, _ := strings.Cut(line, "=")
+		p, err := pulsaradmin.ParsePosition(at)
+		if err != nil {
+			return nil, err
+		}
+		all[i] = p
+	}
+	return all, nil
+}
+
+// Replicated compares the replicators' positions with tail.
+func (t *pulsarTopic) Replicated(ctx context.Context, tail string) (string, error) {
+	want, err := t.positions(tail)
+	if err != nil {
+		return "", err
+	}
+	missing := make([]string, len(t.names))
+	err = t.each(func(i int) error {
+		r, err := t.from.Replicator(ctx, t.names[i], t.to.Cluster(), time.Now())
+		switch {
+		case err != nil || r.Reached(want[i]):
+		case !r.Exists && want[i].Entry < 0: // nothing was ever published
+		case !r.Exists:
+			missing[i] = fmt.Sprintf("%s: cluster %s has no replicator to %s", t.names[i], t.from.Cluster(), t.to.Cluster())
+		default:
+			missing[i] = fmt.Sprintf("%s: %d entries are not replicated yet, it stands at %v, the last is %v", t.names[i], r.Backlog, r.Position, want[i])
+		}
+		return err
+	})
+	missing = slices.DeleteFunc(missing, func(s string) bool { return s == "" })
+	return strings.Join(missing, "; "), err
+}
+
+// Carry carries the subscriptions of every partition.
+func (t *pulsarTopic) Carry(ctx context.Context) (carried []switching.Carried, wrong string, err error) {
+	found := make([]string, len(t.names))
+	err = t.each(func(i int) error {
+		plans, differences, err := t.pairs[i].Carry(ctx)
+		t.plans[i] = plans
+		if found[i] = pulsaradmin.Differences(differences); found[i] != "" {
+			found[i] = t.names[i] + ": " + found[i]
+		}
+		return err
+	})
+	for _, plans := range t.plans {
+		for _, p := range plans {
+			carried = append(carried, switching.Carried{
+				Topic: p.Topic, Subscription: p.Subscription, How: string(p.How), First: p.First.String(), Holes: len(p.Holes),
+				Backlog: p.Backlog, Unacked: p.Unacked, Repeated: p.Repeated, Missing: p.Missing, Note: p.Note,
+			})
+		}
+	}
+	found = slices.DeleteFunc(found, func(s string) bool { return s == "" })
+	return carried, strings.Join(found, "; "), err
+}
+
+// ReadBack compares the subscriptions of the new cluster with the plans of the last Carry.
+func (t *pulsarTopic) ReadBack(ctx context.Context) (string, error) {
+	found := make([]string, len(t.names))
+	err := t.each(func(i int) error {
+		differences, err := t.pairs[i].ReadBack(ctx, t.plans[i])
+		found[i] = pulsaradmin.Differences(differences)
+		return err
+	})
+	found = slices.DeleteFunc(found, func(s string) bool { return s == "" })
+	return strings.Join(found, "; "), err
+}
+
+// Since looks for messages of clients behind tail.
+func (t *pulsarTopic) Since(ctx context.Context, tail string) (string, []string, error) {
+	after, err := t.positions(tail)
+	if err != nil {
+		return "", nil, err
+	}
+	found := make([]string, len(t.names))
+	err = t.each(func(i int) error {
+		own, err := t.from.OwnSince(ctx, t.names[i], after[i])
+		if len(own) > 0 {
+			found[i] = fmt.Sprintf("%s at %v", t.writer(ctx, t.names[i], own[0].Producer), own[0].Position)
+		}
+		return err
+	})
+	if err != nil {
+		return "", nil, err
+	}
+	publishers, err := t.publishers(ctx)
+	found = slices.DeleteFunc(found, func(s string) bool { return s == "" })
+	return strings.Join(found, ", "), publishers, err
+}
+
+// writer names a producer with its address, as long as it is connected.
+func (t *pulsarTopic) writer(ctx context.Context, topic, name string) string {
+	if s, err := t.from.Stats(ctx, topic); err == nil {
+		for _, p := range s.Publishers {
+			if p.Name == name {
+				return p.String()
+			}
+		}
+	}
+	return fmt.Sprintf("producer %q", name)
+}
+
+// Verify looks for the last messages of the old cluster on the new one.
+func (t *pulsarTopic) Verify(ctx context.Context, tail string) (Verified, error) {
+	v := Verified{Tail: map[string]string{}, First: map[string]string{}}
+	last, err := t.positions(tail)
+	if err != nil {
+		return v, err
+	}
+	var mu sync.Mutex
+	compared, wrong := 0, []string{}
+	err = t.each(func(i int) error {
+		if err := t.pairs[i].Load(ctx); err != nil {
+			return err
+		}
+		r, err := t.pairs[i].CompareTails(ctx, verifyEntries)
+		mu.Lock()
+		defer mu.Unlock()
+		v.Tail[t.names[i]], v.First[t.names[i]] = last[i].String(), r.Last.String()
+		compared += r.Compared
+		if text := r.String(); text != "" {
+			wrong = append(wrong, text)
+		}
+		return err
+	})
+	v.Wrong = strings.Join(wrong, "; ")
+	v.Text = fmt.Sprintf("the last %d messages of the old cluster were looked for on the new one: all are there, in order", compared)
+	if v.Wrong != "" {
+		v.Text = v.Wrong
+	}
+	return v, err
+}

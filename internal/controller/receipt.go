@@ -1,0 +1,159 @@
+package controller
+
+import (
+	"context"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"pointsman/core/switching"
+)
+
+// receipt is the one that is being made.
+func (d *driver) receipt() *switching.Receipt {
+	if d.rec.Receipt == nil {
+		d.rec.Receipt = &switching.Receipt{}
+	}
+	return d.rec.Receipt
+}
+
+// cloneReceipt is one that shares nothing that is written to: a store keeps what it is given.
+func cloneReceipt(r *switching.Receipt) *switching.Receipt {
+	if r == nil {
+		return nil
+	}
+	c := *r
+	c.Steps, c.Acks = slices.Clone(r.Steps), slices.Clone(r.Acks)
+	return &c
+}
+
+// note adds a step to the receipt.
+func (d *driver) note(step switching.Step, r switching.Report, took time.Duration) {
+	name := step.Work.String()
+	if step.Work == switching.WorkWrite {
+		name = "write " + string(step.Record.State)
+	}
+	why := ""
+	if r.Answer != switching.OK {
+		why = r.Why
+	}
+	d.addStep(name, r.Began, took, why)
+}
+
+func (d *driver) addStep(name string, began time.Time, took time.Duration, why string) {
+	rc := d.receipt()
+	if n := len(rc.Steps); n > 0 && rc.Steps[n-1].Work == name {
+		last := &rc.Steps[n-1]
+		last.Times = max(last.Times, 1) + 1
+		last.Millis, last.Why = millis(began.Add(took).Sub(last.Began)), why
+		return
+	}
+	if len(rc.Steps) < maxSteps {
+		rc.Steps = append(rc.Steps, switching.StepTime{Work: name, Began: began, Millis: millis(took), Why: why})
+	}
+}
+
+// maxSteps bounds a receipt; a switch has some twenty steps.
+const maxSteps = 200
+
+func millis(t time.Duration) float64 { return float64(t.Microseconds()) / 1000 }
+
+func (d *driver) carried(all []switching.Carried) {
+	rc := d.receipt()
+	rc.SubscriptionCount, rc.DuplicatesForecast = len(all), 0
+	for _, c := range all {
+		rc.DuplicatesForecast += c.Unacked + c.Repeated
+	}
+	rc.Subscriptions = all[:min(len(all), switching.MaxCarried)]
+}
+
+// addAcks writes down what the proxies have said. Without it the receipt is still true.
+func (d *driver) addAcks(ctx context.Context) {
+	acks, err := d.c.cfg.Store.Acks(ctx, d.key.Switch)
+	if err != nil {
+		return
+	}
+	rc := d.receipt()
+	rc.Acks = nil
+	for _, a := range acks {
+		if a.Attempt == d.key.Attempt {
+			a.Claims = nil
+			rc.Acks = append(rc.Acks, a)
+		}
+	}
+}
+
+// stats are the numbers of a controller, for /metrics.
+type stats struct {
+	leading atomic.Bool
+	states  atomic.Pointer[map[switching.State]int]
+	hold    histogram
+}
+
+// note counts the planned switches by state.
+func (s *stats) note(records []switching.Record) {
+	count := map[switching.State]int{}
+	for _, r := range records {
+		if r.Mode == switching.ModePlanned {
+			count[r.State]++
+		}
+	}
+	s.states.Store(&count)
+}
+
+// histogram counts into fixed buckets, in seconds.
+type histogram struct {
+	counts [len(holdBuckets) + 1]atomic.Uint64
+	micros atomic.Uint64
+}
+
+// holdBuckets are the upper bounds of pointsman_switch_hold_seconds.
+var holdBuckets = [...]float64{.01, .025, .05, .1, .25, .5, 1, 2, 5, 10}
+
+func (h *histogram) observe(seconds float64) {
+	i := 0
+	for i < len(holdBuckets) && seconds > holdBuckets[i] {
+		i++
+	}
+	h.counts[i].Add(1)
+	h.micros.Add(uint64(seconds * 1e6))
+}
+
+var (
+	descLeading = prometheus.NewDesc("pointsman_switch_leader", "1 while this proxy drives the planned switches.", nil, nil)
+	descStates  = prometheus.NewDesc("pointsman_switches", "Planned switches that the leader has on record, by state; on other proxies absent.", []string{"state"}, nil)
+	descHold    = prometheus.NewDesc("pointsman_switch_hold_seconds", "How long topics were fenced in planned switches that this proxy has driven to the new cluster.", nil, nil)
+)
+
+// allStates exist in the metric from the start, at zero.
+var allStates = []switching.State{switching.StateRequested, switching.StatePrepared, switching.StateFenced, switching.StateEvicting, switching.StateDone, switching.StateIncomplete, switching.StateAborted}
+
+// Describe implements prometheus.Collector.
+func (c *Controller) Describe(ch chan<- *prometheus.Desc) {
+	ch <- descLeading
+	ch <- descStates
+	ch <- descHold
+}
+
+// Collect implements prometheus.Collector.
+func (c *Controller) Collect(ch chan<- prometheus.Metric) {
+	leading := 0.0
+	if c.stats.leading.Load() {
+		leading = 1
+	}
+	ch <- prometheus.MustNewConstMetric(descLeading, prometheus.GaugeValue, leading)
+	if states := c.stats.states.Load(); leading == 1 && states != nil {
+		for _, s := range allStates {
+			ch <- prometheus.MustNewConstMetric(descStates, prometheus.GaugeValue, float64((*states)[s]), string(s))
+		}
+	}
+	buckets, total := make(map[float64]uint64, len(holdBuckets)), uint64(0)
+	for i, bound := range holdBuckets {
+		total += c.stats.hold.counts[i].Load()
+		buckets[bound] = total
+	}
+	total += c.stats.hold.counts[len(holdBuckets)].Load()
+	ch <- prometheus.MustNewConstHistogram(descHold, total, float64(c.stats.hold.micros.Load())/1e6, buckets)
+}

@@ -1,0 +1,293 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"pointsman/core/route"
+	"pointsman/core/switching"
+	"pointsman/store"
+)
+
+// do performs one step. It never repeats a write by itself.
+func (d *driver) do(ctx context.Context, step switching.Step) switching.Report {
+	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
+	defer cancel()
+	switch step.Work {
+	case switching.WorkRead:
+		return d.read(ctx)
+	case switching.WorkWrite:
+		return d.write(ctx, step)
+	case switching.WorkRecord:
+		return d.record(ctx, step)
+	case switching.WorkSurvey:
+		return d.survey(ctx)
+	}
+	if err := d.open(ctx); err != nil {
+		return notYet(err)
+	}
+	return d.onClusters(ctx, step)
+}
+
+func notYet(err error) switching.Report {
+	return switching.Report{Answer: switching.NotYet, Why: err.Error()}
+}
+
+// read takes the record and then the entry, both as of now.
+func (d *driver) read(ctx context.Context) switching.Report {
+	if err := d.readRecord(ctx); err != nil {
+		return notYet(err)
+	}
+	e, ok, err := d.c.cfg.Store.Entry(ctx, d.base)
+	if err != nil {
+		return notYet(err)
+	}
+	d.floor = nil
+	if ok && !e.Floor() {
+		return switching.Report{Entry: e, Record: recordState(d.rec)}
+	}
+	rules, err := d.c.cfg.Store.Rules(ctx)
+	if err != nil {
+		return notYet(err)
+	}
+	buckets := map[int][]route.Entry{}
+	if ok {
+		d.floor = &e
+		buckets[route.Bucket(d.base)] = []route.Entry{e}
+	}
+	table, _, err := route.Empty().With(buckets, &rules)
+	if err != nil {
+		return switching.Report{Answer: switching.Never, Why: "the stored rules cannot be used: " + err.Error()}
+	}
+	topic, err := route.ParseTopic(d.base)
+	if err != nil {
+		return switching.Report{Answer: switching.Never, Why: err.Error()}
+	}
+	decided := table.Decide(topic, d.c.cfg.DefaultCluster)
+	return switching.Report{
+		Entry:  route.Entry{Topic: d.base, Cluster: decided.Cluster, Epoch: decided.Epoch, SwitchID: decided.SwitchID},
+		Absent: true, Record: recordState(d.rec),
+	}
+}
+
+// readRecord reads the record. The receipt stays the one that this driver is making.
+func (d *driver) readRecord(ctx context.Context) error {
+	rec, err := d.c.cfg.Store.Switch(ctx, d.key.Switch)
+	if err != nil {
+		return err
+	}
+	if rec.Attempt == d.key.Attempt && d.rec.Receipt != nil && !rec.State.Over() {
+		rec.Receipt = d.rec.Receipt
+	} else {
+		rec.Receipt = cloneReceipt(rec.Receipt)
+	}
+	d.rec = rec
+	return nil
+}
+
+func recordState(r switching.Record) switching.RecordState {
+	return switching.RecordState{Rev: r.Rev, Attempt: r.Attempt, State: r.State, Wish: r.Wish, Note: r.Note}
+}
+
+// next is the record that a step asks for.
+func (d *driver) next(s switching.RecordState) switching.Record {
+	rec := d.rec
+	rec.Receipt = cloneReceipt(rec.Receipt)
+	rec.Rev, rec.State, rec.Note, rec.Runner = s.Rev, s.State, s.Note, d.c.cfg.ID
+	now := time.Now()
+	switch {
+	case s.State == switching.StateEvicting:
+		rec.Flipped, rec.Deadline = now, now.Add(switching.EvictLimit)
+	case s.State.Over():
+		rec.Ended = now
+	}
+	return rec
+}
+
+// write replaces the entry and the record at once.
+func (d *driver) write(ctx context.Context, step switching.Step) switching.Report {
+	rec := d.next(step.Record)
+	after := step.After
+	change := store.Change{
+		Switch: &rec, Who: d.rec.Who, Why: fmt.Sprintf("switch %s: %s", d.key.Switch, step.Record.State), At: time.Now(),
+		Entries: []store.EntryChange{{Topic: d.base, After: &after}},
+	}
+	if before := step.Before; before.Topic != "" {
+		change.Entries[0].Before = &before
+	} else {
+		change.Entries[0].Before = d.floor
+		// The rules decided so far: the write must fail when one of them has changed.
+		rules, err := d.guards(ctx, step.After)
+		if err != nil {
+			return notYet(err)
+		}
+		change.Rules = rules
+	}
+	began := time.Now()
+	if step.Record.State == switching.StateEvicting {
+		rec.Assigned, rec.Unassigned = d.assigned()
+	}
+	if s := step.Record.State; (s == switching.StateEvicting || s == switching.StateAborted) && !d.fenced.IsZero() {
+		d.receipt().HoldMillis = millis(began.Sub(d.fenced))
+		rec.Receipt = cloneReceipt(d.rec.Receipt)
+	}
+	err := d.c.cfg.Store.Apply(ctx, change)
+	if step.Record.State == switching.StateFenced && d.fenced.IsZero() {
+		d.fenced = began
+	}
+	r := written(err)
+	if r.Answer == switching.OK {
+		rec.Receipt = d.rec.Receipt
+		d.rec = rec
+		d.log.Info("the map has the step of a switch", "state", rec.State, "cluster", after.Cluster, "epoch", after.Epoch, "note", rec.Note)
+	}
+	return r
+}
+
+// guards are the rules that decided the topic when it had no entry: those above it, absent ones too. The decision must still be the one
+// that the step was computed from.
+func (d *driver) guards(ctx context.Context, after route.Entry) ([]store.RuleChange, error) {
+	rules, err := d.c.cfg.Store.Rules(ctx)
+	if err != nil {
+		return nil, err
+	}
+	topic, err := route.ParseTopic(d.base)
+	if err != nil {
+		return nil, err
+	}
+	table, _, err := route.Empty().With(nil, &rules)
+	if err != nil {
+		return nil, err
+	}
+	if byRule := table.Decide(topic, d.c.cfg.DefaultCluster); byRule.Cluster != after.Cluster || byRule.Epoch > after.Epoch {
+		return nil, fmt.Errorf("the rules send the topic to cluster %s at epoch %d now", byRule.Cluster, byRule.Epoch)
+	}
+	var guards []store.RuleChange
+	for _, scope := range []string{topic.Namespace(), topic.Tenant(), ""} {
+		g := store.RuleChange{Scope: scope}
+		if r, ok := table.Rule(scope); ok {
+			g.Before, g.After = &r, &r
+		}
+		guards = append(guards, g)
+	}
+	return guards, nil
+}
+
+// record writes the record alone.
+func (d *driver) record(ctx context.Context, step switching.Step) switching.Report {
+	rec := d.next(step.Record)
+	if rec.State.Over() {
+		d.addAcks(ctx)
+		rec.Receipt = cloneReceipt(d.rec.Receipt)
+	}
+	r := written(d.c.cfg.Store.PutSwitch(ctx, rec))
+	if r.Answer == switching.OK {
+		rec.Receipt = d.rec.Receipt
+		d.rec = rec
+	}
+	return r
+}
+
+// written is what became of a write.
+func written(err error) switching.Report {
+	switch {
+	case err == nil:
+		return switching.Report{}
+	case errors.Is(err, store.ErrConflict):
+		return switching.Report{Answer: switching.Conflict, Why: err.Error()}
+	case errors.Is(err, store.ErrUnknown):
+		return switching.Report{Answer: switching.Unknown, Why: err.Error()}
+	case errors.Is(err, store.ErrTooLarge):
+		return switching.Report{Answer: switching.Never, Why: err.Error()}
+	}
+	return notYet(err)
+}
+
+// survey reads the record, the roster and then the acks, as of now.
+func (d *driver) survey(ctx context.Context) switching.Report {
+	st := d.c.cfg.Store
+	if err := d.readRecord(ctx); err != nil {
+		return notYet(err)
+	}
+	r := switching.Report{Record: recordState(d.rec)}
+	proxies, err := st.Proxies(ctx)
+	if err != nil {
+		return notYet(err)
+	}
+	for _, p := range proxies {
+		r.Survey.Members = append(r.Survey.Members, switching.MemberFact{Member: switching.Member{ID: p.ID, Incarnation: p.Incarnation}, Live: p.Live})
+	}
+	stones, err := st.Tombstones(ctx)
+	if err != nil {
+		return notYet(err)
+	}
+	for _, s := range stones {
+		if time.Since(s.At) < switching.SettleTime {
+			r.Survey.Tombstones = append(r.Survey.Tombstones, s.ID)
+		}
+	}
+	if r.Survey.Acks, err = st.Acks(ctx, d.key.Switch); err != nil {
+		return notYet(err)
+	}
+	return r
+}
+
+// assigned is which brokers of the new cluster have the topic, as far as was found out in time.
+func (d *driver) assigned() (map[string]string, int) {
+	if d.brokers == nil {
+		select {
+		case a := <-d.assign: // of a successor: nil, and never ready
+			d.brokers = &a
+		default:
+			return nil, 1
+		}
+	}
+	return d.brokers.brokers, d.brokers.missing
+}
+
+// onClusters performs a step on the clusters.
+func (d *driver) onClusters(ctx context.Context, step switching.Step) (r switching.Report) {
+	var err error
+	switch step.Work {
+	case switching.WorkEvict:
+		d.receipt().Evicted = true
+		r.Publishers, err = d.topic.Evict(ctx)
+	case switching.WorkTail:
+		r.Tail, r.Publishers, err = d.topic.Tail(ctx)
+	case switching.WorkReplicated:
+		r.Why, err = d.topic.Replicated(ctx, step.Tail)
+	case switching.WorkCarry:
+		var carried []switching.Carried
+		if carried, r.Why, err = d.topic.Carry(ctx); err == nil {
+			d.carried(carried)
+		}
+	case switching.WorkReadBack:
+		r.Why, err = d.topic.ReadBack(ctx)
+	case switching.WorkTailAgain:
+		r.Foreign, r.Publishers, err = d.topic.Since(ctx, step.Tail)
+	case switching.WorkVerify:
+		var found Verified
+		if found, err = d.topic.Verify(ctx, step.Tail); err == nil {
+			rc := d.receipt()
+			rc.Tail, rc.First, rc.Verified = found.Tail, found.First, found.Text
+			r.Why = found.Wrong
+			return r
+		}
+		// It is for the receipt only: the switch is done.
+		d.receipt().Verified = "not compared: " + err.Error()
+		return switching.Report{Answer: switching.OK, Why: "the tails of both clusters could not be compared: " + err.Error()}
+	default:
+		panic("controller: no such work: " + step.Work.String())
+	}
+	switch {
+	case errors.Is(err, ErrHopeless):
+		r.Answer, r.Why = switching.Never, err.Error()
+	case err != nil:
+		r.Answer, r.Why = switching.NotYet, err.Error()
+	case r.Why != "":
+		r.Answer = switching.NotYet
+	}
+	return r
+}
