@@ -174,7 +174,13 @@ func (c Controller) reason(now time.Time) string {
 
 // Observe takes what became of step.
 func (c *Controller) Observe(now time.Time, step Step, r Report) {
-	if step.Work == WorkOver || step.Work == WorkWait {
+	switch {
+	case step.Work == WorkOver:
+		return
+	case step.Work == WorkWait:
+		if c.stage == stageRequested {
+			c.stage = stageRead // does the operator still want the pause?
+		}
 		return
 	}
 	c.due, c.waiting = time.Time{}, ""

@@ -234,6 +234,12 @@ func isAre(n int, r *SwitchRequest) string {
 	return fmt.Sprintf("all %d topics are", n)
 }
 
+// Assign is which brokers of a cluster own the partitions of a topic, by full name, and how many could not be found out. It takes assignTimeout
+// at most.
+func (s *Server) Assign(ctx context.Context, cluster, base string) (map[string]string, int) {
+	return s.assign(ctx, cluster, []string{base})
+}
+
 // assign asks the cluster which brokers own the topics, so that evicted clients can be sent there without a lookup of their own. What
 // cannot be found out in time is left out and counted.
 func (s *Server) assign(ctx context.Context, cluster string, bases []string) (map[string]string, int) {

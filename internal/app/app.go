@@ -8,12 +8,14 @@ import (
 	"crypto/rand"
 	"crypto/tls"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
 	mathrand "math/rand/v2"
 	"net"
 	"os"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
@@ -25,8 +27,11 @@ import (
 
 	"pointsman/core/cluster"
 	"pointsman/core/session"
+	"pointsman/core/switching"
 	"pointsman/internal/admin"
 	"pointsman/internal/config"
+	"pointsman/internal/controller"
+	"pointsman/internal/pulsaradmin"
 	"pointsman/netio"
 	"pointsman/store"
 	"pointsman/zk"
@@ -46,6 +51,8 @@ type App struct {
 	engine   *netio.Engine
 	shards   []*session.Shard
 	admin    *admin.Server
+	control  *controller.Controller
+	clients  map[string]*pulsaradmin.Client // of the clusters with an admin address
 	opsLn    net.Listener
 	info     store.Proxy // all but the digest
 
@@ -124,6 +131,14 @@ func newOn(ctx context.Context, st store.Store, cfg *config.Config, log *slog.Lo
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(newCollector(a))
 	a.admin = admin.New(admin.Config{Store: a.store, Proxy: a, Metrics: registry, Logger: log})
+	if a.clients, err = adminClients(cfg); err != nil {
+		return nil, err
+	}
+	a.control = controller.New(controller.Config{
+		Store: a.store, ID: a.info.ID, DefaultCluster: cfg.DefaultCluster, Open: controller.OpenPulsar(a.clients), Assign: a.admin.Assign,
+		Receipt: a.keepReceipt, Log: log,
+	})
+	registry.MustRegister(a.control)
 	return a, nil
 }
 
@@ -276,6 +291,43 @@ const maxHandles = 100_000
 // clients give up.
 const parkTime = 10 * time.Second
 
+// adminClients are those of the clusters that have an admin address.
+func adminClients(cfg *config.Config) (map[string]*pulsaradmin.Client, error) {
+	clients := make(map[string]*pulsaradmin.Client)
+	for name, c := range cfg.Clusters {
+		if c.WebURL == "" {
+			continue // no planned switch from or to it
+		}
+		client, err := pulsaradmin.Open(name, c)
+		if err != nil {
+			return nil, err
+		}
+		clients[name] = client
+	}
+	return clients, nil
+}
+
+// receiptsDir is where in state_dir the receipts of switches are kept that this proxy has driven.
+const receiptsDir = "receipts"
+
+// keepReceipt writes the record of a switch that is over into a file of its own, beside the one in the store, which ends with the history.
+func (a *App) keepReceipt(rec switching.Record) {
+	if a.cfg.StateDir == "" {
+		return
+	}
+	dir := filepath.Join(a.cfg.StateDir, receiptsDir)
+	text, err := json.MarshalIndent(rec, "", "  ")
+	if err == nil {
+		err = os.MkdirAll(dir, 0o700)
+	}
+	if err == nil {
+		err = writeDurably(filepath.Join(dir, rec.ID+".json"), append(text, '\n'))
+	}
+	if err != nil {
+		a.log.Error("the receipt of a switch could not be written", "switch", rec.ID, "err", err)
+	}
+}
+
 // incarnation tells this start of the process from every other one.
 func incarnation() string {
 	var b [8]byte
@@ -368,6 +420,7 @@ func (a *App) Run(ctx context.Context) error {
 	}
 	if err == nil && ctx.Err() == nil {
 		part("clusters", func() error { a.clusters.run(life); return nil })
+		part("switch controller", func() error { return a.control.Run(life) })
 		part("registration", func() error { a.keepRegistered(life); return nil })
 		a.log.Info("pointsman is serving", "version", Version, "pulsar", a.PulsarAddr(), "pulsar_tls", a.PulsarTLSAddr(), "ops", a.OpsURL(), "id", a.info.ID, "clusters", strings.Join(a.info.Clusters, ","))
 		select {
@@ -406,16 +459,32 @@ func (a *App) awaitMap(ctx context.Context, fatal <-chan error) error {
 	}
 }
 
-// rosterTimeout is how long the start waits for the roster; afterwards keepRegistered goes on trying.
+// rosterTimeout bounds one attempt to get onto the roster.
 const rosterTimeout = 3 * time.Second
 
+// rosterRetry is the pause after a failed attempt.
+const rosterRetry = 200 * time.Millisecond
+
 // joinRoster puts this proxy on the roster before it serves for the first time: who moves a topic must know of every proxy that may have
-// its clients. A proxy that starts from the disk while the store is away was on the roster before.
+// its clients. A proxy that starts from the disk while the store is away is on the roster: who leaves it has no copy any more.
 func (a *App) joinRoster(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, rosterTimeout)
-	defer cancel()
-	if err := a.store.Register(ctx, a.Info()); err != nil {
-		a.log.Warn("this proxy serves without being on the roster", "err", err)
+	for late := false; ctx.Err() == nil; late = true {
+		attempt, cancel := context.WithTimeout(ctx, rosterTimeout)
+		err := a.store.Register(attempt, a.Info())
+		cancel()
+		switch {
+		case err == nil:
+			return
+		case !a.maps.synced.Load():
+			a.log.Warn("serving without contact to the map store, from the copy on the disk; switches wait for this proxy", "err", err)
+			return
+		case !late:
+			a.log.Warn("nobody is served yet: this proxy is not on the roster, and a switch could overlook it", "err", err)
+		}
+		select {
+		case <-time.After(rosterRetry):
+		case <-ctx.Done():
+		}
 	}
 }
 
@@ -529,6 +598,9 @@ func (a *App) release() {
 	}
 	if a.old != nil {
 		a.old.close()
+	}
+	for _, c := range a.clients {
+		c.Close()
 	}
 	if a.store != nil {
 		_ = a.store.Close()

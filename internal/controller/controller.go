@@ -39,6 +39,7 @@ type Controller struct {
 	cfg   Config
 	nudge chan struct{} // capacity 1
 	stats stats
+	began func(switching.Step) // tests look on; nil otherwise
 }
 
 const (
@@ -134,7 +135,6 @@ type driver struct {
 	rec     switching.Record // as last read or written
 	floor   *route.Entry     // the entry that only keeps an epoch, where the topic has one
 	topic   Topic            // nil before it is opened
-	warm    chan struct{}    // closed when the warming is over
 	fenced  time.Time        // when the fence was sent
 	assign  chan assignment
 	brokers *assignment
@@ -176,10 +176,15 @@ func (d *driver) drive(ctx context.Context) {
 			d.over(ctx)
 			return
 		case switching.WorkWait:
-			if d.wait(ctx, step) {
+			changed := d.wait(ctx, step)
+			machine.Observe(time.Now(), step, switching.Report{})
+			if changed {
 				machine.Nudge()
 			}
 			continue
+		}
+		if d.c.began != nil {
+			d.c.began(step)
 		}
 		began := time.Now()
 		r := d.do(ctx, step)
@@ -212,10 +217,11 @@ func (d *driver) prepare(ctx context.Context) {
 	if d.rec.State != switching.StateRequested {
 		return // a fence may be waiting: a successor of its leader has no time
 	}
-	d.assign = make(chan assignment, 1)
+	found, to := make(chan assignment, 1), d.rec.To
+	d.assign = found
 	go func() {
-		brokers, missing := d.c.cfg.Assign(ctx, d.rec.To, d.base)
-		d.assign <- assignment{brokers, missing}
+		brokers, missing := d.c.cfg.Assign(ctx, to, d.base)
+		found <- assignment{brokers, missing}
 	}()
 	warm, cancel := context.WithTimeout(ctx, warmTimeout)
 	defer cancel()

@@ -1,0 +1,374 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"pointsman/core/route"
+	"pointsman/core/switching"
+	"pointsman/store"
+)
+
+const base = "persistent://acme/orders/created"
+
+// world is a store with members that acknowledge whatever the map says, and a topic that is never where it should not be.
+type world struct {
+	t     *testing.T
+	st    *store.Memory
+	topic *fakeTopic
+	clean atomic.Bool
+	mute  atomic.Bool // the members do not acknowledge fenced
+}
+
+// fakeTopic is both clusters. Each method fails as often as failures says.
+type fakeTopic struct {
+	mu         sync.Mutex
+	failures   map[string]int
+	calls      map[string]int
+	publishers []string
+	foreign    string
+}
+
+func (f *fakeTopic) call(name string) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.calls[name]++
+	if f.failures[name] != 0 {
+		f.failures[name]--
+		return errors.New("cluster a: " + name + ": no answer")
+	}
+	return nil
+}
+
+func (f *fakeTopic) Warm(context.Context) error { return f.call("warm") }
+func (f *fakeTopic) Evict(context.Context) ([]string, error) {
+	return nil, f.call("evict")
+}
+func (f *fakeTopic) Tail(context.Context) (string, []string, error) {
+	return base + "=7:41", f.publishers, f.call("tail")
+}
+func (f *fakeTopic) Replicated(_ context.Context, tail string) (string, error) {
+	if err := f.call("replicated"); err != nil {
+		return "3 entries are not replicated yet", nil
+	}
+	return "", nil
+}
+func (f *fakeTopic) Carry(context.Context) ([]switching.Carried, string, error) {
+	return []switching.Carried{{Topic: base, Subscription: "s", How: "source position", First: "9:42", Unacked: 3, Repeated: 1}}, "", f.call("carry")
+}
+func (f *fakeTopic) ReadBack(context.Context) (string, error) { return "", f.call("read back") }
+func (f *fakeTopic) Since(context.Context, string) (string, []string, error) {
+	return f.foreign, f.publishers, f.call("since")
+}
+func (f *fakeTopic) Verify(context.Context, string) (Verified, error) {
+	return Verified{Tail: map[string]string{base: "7:41"}, First: map[string]string{base: "9:41"}, Text: "all there"}, f.call("verify")
+}
+func (f *fakeTopic) Close() {}
+
+func newWorld(t *testing.T, members ...string) *world {
+	w := &world{t: t, st: store.NewMemory(), topic: &fakeTopic{failures: map[string]int{}, calls: map[string]int{}}}
+	w.clean.Store(true)
+	for _, id := range members {
+		st := w.st.Join()
+		if err := st.Register(t.Context(), store.Proxy{ID: id, Incarnation: "i-" + id}); err != nil {
+			t.Fatal(err)
+		}
+		w.follow(st, id)
+	}
+	return w
+}
+
+// follow is a proxy that acknowledges.
+func (w *world) follow(st store.Store, id string) {
+	ctx := w.t.Context()
+	go func() {
+		_ = st.Watch(ctx, func(u store.Update) {
+			for _, entries := range u.Buckets {
+				for _, e := range entries {
+					a := switching.Ack{Attempt: e.Attempt, Proxy: id, Incarnation: "i-" + id, Clean: w.clean.Load(), Claims: []string{"p-" + id}}
+					switch {
+					case e.SwitchID == "":
+						continue
+					case e.State == route.StatePrepared:
+						a.Phase = switching.StatePrepared
+					case e.State == route.StateFenced && !w.mute.Load():
+						a.Phase = switching.StateFenced
+						if !a.Clean {
+							a.Why = "a leg was lost"
+						}
+					case e.State == route.StateActive && e.Cluster == "b":
+						a.Phase = switching.StateEvicting
+					default:
+						continue
+					}
+					if err := st.PutAck(ctx, e.SwitchID, a); err != nil && ctx.Err() == nil && !errors.Is(err, store.ErrNotFound) {
+						w.t.Errorf("ack: %v", err)
+					}
+				}
+			}
+		})
+	}()
+}
+
+func (w *world) request(id string) switching.Record {
+	rec := switching.Record{ID: id, Rev: 1, Attempt: 1, Topic: base, From: "a", To: "b", Mode: switching.ModePlanned, State: switching.StateRequested, Epoch: 1, Started: time.Now()}
+	if err := w.st.PutSwitch(w.t.Context(), rec); err != nil {
+		w.t.Fatal(err)
+	}
+	return rec
+}
+
+func (w *world) controller(id string, st store.Store) *Controller {
+	return New(Config{
+		Store: st, ID: id, DefaultCluster: "a", Log: slog.New(slog.DiscardHandler),
+		Open: func(context.Context, switching.Record) (Topic, error) { return w.topic, nil },
+		Assign: func(context.Context, string, string) (map[string]string, int) {
+			return map[string]string{base: "broker-1:6650"}, 0
+		},
+	})
+}
+
+// run runs a controller until the switch is over, and returns its record and the entry then.
+func (w *world) run(c *Controller, id string) (switching.Record, route.Entry) {
+	w.t.Helper()
+	ctx, stop := context.WithCancel(w.t.Context())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		if err := c.Run(ctx); err != nil {
+			w.t.Errorf("Run: %v", err)
+		}
+	}()
+	defer func() {
+		stop()
+		<-ended
+	}()
+	return w.await(id)
+}
+
+func (w *world) await(id string) (switching.Record, route.Entry) {
+	w.t.Helper()
+	for range 2000 {
+		rec, err := w.st.Switch(w.t.Context(), id)
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		if rec.State.Over() {
+			e, _, err := w.st.Entry(w.t.Context(), base)
+			if err != nil {
+				w.t.Fatal(err)
+			}
+			return rec, e
+		}
+		time.Sleep(50 * time.Millisecond) // of the bubble
+	}
+	w.t.Fatal("the switch does not end")
+	return switching.Record{}, route.Entry{}
+}
+
+// in runs a test in a bubble of its own time.
+func in(t *testing.T, f func(t *testing.T)) {
+	t.Helper()
+	synctest.Test(t, f)
+}
+
+func TestAPlannedSwitchEndsOnTheNewClusterWithAReceipt(t *testing.T) {
+	in(t, func(t *testing.T) {
+		w := newWorld(t, "p1", "p2")
+		w.topic.failures["replicated"], w.topic.failures["carry"] = 2, 1
+		w.request("sw-1")
+		rec, e := w.run(w.controller("p1", w.st), "sw-1")
+		if want := (route.Entry{Topic: base, Cluster: "b", Epoch: 1, SwitchID: "sw-1", Attempt: 1}); rec.State != switching.StateDone || e != want {
+			t.Fatalf("%s (%s), entry %+v", rec.State, rec.Note, e)
+		}
+		rc := rec.Receipt
+		if rc == nil || rc.HoldMillis <= 0 || rc.HoldMillis > 1000 || rc.Evicted || rc.SubscriptionCount != 1 || rc.DuplicatesForecast != 4 || len(rc.Acks) != 6 || rc.Tail[base] != "7:41" || rc.Verified != "all there" {
+			t.Errorf("receipt: %+v", rc)
+		}
+		if rec.Assigned[base] != "broker-1:6650" || rec.Runner != "p1" || rec.Flipped.IsZero() || rec.Ended.IsZero() {
+			t.Errorf("record: %+v", rec)
+		}
+		if w.topic.calls["warm"] != 1 || w.topic.calls["replicated"] != 3 || w.topic.calls["carry"] != 2 || w.topic.calls["evict"] != 0 {
+			t.Errorf("calls: %v", w.topic.calls)
+		}
+		history, err := w.st.History(t.Context(), 10)
+		if err != nil || len(history) != 3 {
+			t.Errorf("%d changes of the map (%v), want prepared, fenced and flipped", len(history), err)
+		}
+	})
+}
+
+func TestAnUncleanAckHasTheOldClusterUnloadTheTopic(t *testing.T) {
+	in(t, func(t *testing.T) {
+		w := newWorld(t, "p1")
+		w.clean.Store(false)
+		w.request("sw-1")
+		rec, _ := w.run(w.controller("p1", w.st), "sw-1")
+		if rec.State != switching.StateDone || !rec.Receipt.Evicted || w.topic.calls["evict"] != 1 {
+			t.Errorf("%s, note %q, calls %v", rec.State, rec.Note, w.topic.calls)
+		}
+	})
+}
+
+// SW-08, C4, C5: whatever is not as it must be gives the topic back, and the record says why.
+func TestASwitchThatCannotBeSafeGivesTheTopicBack(t *testing.T) {
+	for name, change := range map[string]func(*world){
+		"entries are not replicated": func(w *world) { w.topic.failures["replicated"] = -1 },
+		"no answer":                  func(w *world) { w.topic.failures["carry"] = -1 },
+		"past the proxies":           func(w *world) { w.topic.foreign = `producer "x" from 10.0.0.9:5` },
+		"clients of no proxy":        func(w *world) { w.topic.publishers = []string{"p-p1", "stranger"} },
+		"p1":                         func(w *world) { w.mute.Store(true) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			in(t, func(t *testing.T) {
+				w := newWorld(t, "p1")
+				change(w)
+				w.request("sw-1")
+				rec, e := w.run(w.controller("p1", w.st), "sw-1")
+				if rec.State != switching.StateAborted || e.Cluster != "a" || e.State != route.StateActive || e.Epoch != 0 {
+					t.Errorf("%s, entry %+v", rec.State, e)
+				}
+				if want := name; !contains(rec.Note, want) {
+					t.Errorf("the note %q does not say %q", rec.Note, want)
+				}
+				if rec.Receipt == nil || rec.Receipt.HoldMillis > float64(switching.FenceLimit.Milliseconds())+1000 {
+					t.Errorf("receipt: %+v", rec.Receipt)
+				}
+			})
+		})
+	}
+}
+
+func contains(text, part string) bool {
+	for i := range len(text) - len(part) + 1 {
+		if text[i:i+len(part)] == part {
+			return true
+		}
+	}
+	return false
+}
+
+// C7: the leader dies before each step in turn, and also right after the step was done. Another one ends the switch, done or aborted,
+// never fenced; nothing is done twice that must not be.
+func TestALeaderThatDiesAtAnyStepIsSucceeded(t *testing.T) {
+	steps := 0
+	in(t, func(t *testing.T) {
+		w := newWorld(t, "p1", "p2")
+		w.request("sw-1")
+		c := w.controller("p1", w.st)
+		c.began = func(switching.Step) { steps++ }
+		if rec, _ := w.run(c, "sw-1"); rec.State != switching.StateDone {
+			t.Fatalf("%s: %s", rec.State, rec.Note)
+		}
+	})
+	if steps < 12 {
+		t.Fatalf("%d steps are too few to be a switch", steps)
+	}
+	for n := 1; n <= steps; n++ {
+		for _, lost := range []bool{false, true} {
+			t.Run(fmt.Sprintf("step %d, its answer lost: %v", n, lost), func(t *testing.T) {
+				in(t, func(t *testing.T) {
+					w := newWorld(t, "p1", "p2")
+					w.request("sw-1")
+					mine := w.st.Join()
+					first := w.controller("p1", mine)
+					ctx, die := context.WithCancel(t.Context())
+					seen := 0
+					first.began = func(step switching.Step) {
+						switch seen++; {
+						case seen == n && lost:
+							mine.SetFaults(store.Faults{LoseAnswers: true})
+						case seen == n, seen == n+1 && lost:
+							die()
+							mine.SetFaults(store.Faults{Err: store.ErrUnavailable})
+						}
+					}
+					dead := make(chan struct{})
+					go func() {
+						defer close(dead)
+						_ = first.Run(ctx)
+					}()
+					<-ctx.Done()
+					<-dead
+					rec, e := w.run(w.controller("p2", w.st.Join()), "sw-1")
+					switch {
+					case rec.State == switching.StateDone && e.Cluster == "b" && e.State == route.StateActive && e.Epoch == 1:
+					case rec.State == switching.StateAborted && e.Cluster == "a" && e.State == route.StateActive && e.Epoch == 0:
+						t.Errorf("aborted without need: %s", rec.Note)
+					default:
+						t.Errorf("%s (%s), entry %+v", rec.State, rec.Note, e)
+					}
+				})
+			})
+		}
+	}
+}
+
+func TestAnOperatorAbortsAndAsksAgain(t *testing.T) {
+	in(t, func(t *testing.T) {
+		w := newWorld(t, "p1")
+		w.topic.failures["replicated"] = -1
+		w.request("sw-1")
+		c := w.controller("p1", w.st)
+		c.began = func(step switching.Step) {
+			if step.Work != switching.WorkReplicated {
+				return
+			}
+			rec, err := w.st.Switch(t.Context(), "sw-1")
+			if err != nil || rec.Wish == switching.WishAbort {
+				return
+			}
+			rec.Rev++
+			rec.Wish = switching.WishAbort
+			if err := w.st.PutSwitch(t.Context(), rec); err != nil {
+				t.Errorf("wish: %v", err)
+			}
+		}
+		rec, e := w.run(c, "sw-1")
+		if rec.State != switching.StateAborted || e.Cluster != "a" || e.State != route.StateActive {
+			t.Fatalf("%s (%s), entry %+v", rec.State, rec.Note, e)
+		}
+		w.topic.failures["replicated"] = 0
+		if err := w.st.PutSwitch(t.Context(), rec.Again(time.Now())); err != nil {
+			t.Fatal(err)
+		}
+		rec, e = w.run(w.controller("p1", w.st), "sw-1")
+		if rec.State != switching.StateDone || e.Cluster != "b" || e.Attempt != 2 {
+			t.Errorf("again: %s (%s), entry %+v", rec.State, rec.Note, e)
+		}
+	})
+}
+
+// A pause holds a switch that has not begun; resumed, it goes on.
+func TestAPausedSwitchBeginsWhenItIsResumed(t *testing.T) {
+	in(t, func(t *testing.T) {
+		w := newWorld(t, "p1")
+		rec := w.request("sw-1")
+		rec.Rev, rec.Wish = 2, switching.WishPause
+		if err := w.st.PutSwitch(t.Context(), rec); err != nil {
+			t.Fatal(err)
+		}
+		go func() {
+			time.Sleep(time.Minute)
+			if _, ok, err := w.st.Entry(t.Context(), base); ok || err != nil {
+				t.Errorf("a paused switch has begun: %v", err)
+			}
+			rec.Rev, rec.Wish = 3, ""
+			if err := w.st.PutSwitch(t.Context(), rec); err != nil {
+				t.Errorf("resume: %v", err)
+			}
+		}()
+		c := w.controller("p1", w.st)
+		rec, _ = w.run(c, "sw-1")
+		if rec.State != switching.StateDone || time.Since(rec.Started) < time.Minute {
+			t.Errorf("%s after %v: %s", rec.State, time.Since(rec.Started), rec.Note)
+		}
+	})
+}
