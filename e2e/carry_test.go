@@ -27,9 +27,11 @@ const (
 // carrier asks a cluster of the rig by its admin addresses, as a controller does.
 func carrier(t *testing.T, c *Cluster) *pulsaradmin.Client {
 	t.Helper()
-	cfg := pulsaradmin.Config{Cluster: c.Name}
+	// As proxies are configured: both clusters have brokers of the same names.
+	cfg := pulsaradmin.Config{Cluster: c.Name, ListenerName: "external", Resolve: map[string]string{}}
 	for _, b := range c.Brokers {
 		cfg.WebURLs = append(cfg.WebURLs, b.WebURL)
+		cfg.Resolve[b.Logical] = b.Addr
 	}
 	a := pulsaradmin.New(cfg)
 	t.Cleanup(a.Close)
@@ -544,6 +546,38 @@ func TestStoredIdsAreTranslated(t *testing.T) {
 		if back, err := pulsaradmin.Translate(ctx, topic, b, a, want); err != nil || back.At != at(onA[n]) {
 			t.Errorf("message %d at %v of cluster b is %+v (%v) on cluster a, want %v", n, want, back, err, at(onA[n]))
 		}
+	}
+}
+
+// A partition that nobody has used exists on no cluster until somebody creates it.
+func TestMissingPartitionsAreCreated(t *testing.T) {
+	topic := newTopic("acme/geo", "missing")
+	ctx := limited(t, 30*time.Second)
+	must(t, rig.A.CreatePartitioned(ctx, topic, 2))
+	a, b := carrier(t, rig.A), carrier(t, rig.B)
+	must(t, WaitUntil(ctx, "the partitions on cluster b", func() (bool, error) {
+		names, err := rig.B.TopicsOf(ctx, topic)
+		return len(names) == 2, err
+	}))
+	must(t, rig.B.Admin(ctx, "DELETE", "/admin/v2/"+adminPath(topic)+"-partition-1?force=true", nil, nil))
+	f, err := b.Facts(ctx, topic)
+	must(t, err)
+	if !f.Exists || f.Partitions != 2 || f.Parts[0].Missing || !f.Parts[1].Missing {
+		t.Errorf("facts %+v, want the second partition missing", f)
+	}
+	pairs := pulsaradmin.NewPairs(topic, 2, a, b)
+	if _, err := pulsaradmin.CarryAll(ctx, pairs); err == nil || !strings.Contains(err.Error(), "-partition-1 does not exist on cluster b") {
+		t.Errorf("error %v, want the missing partition", err)
+	}
+	for range 2 {
+		must(t, b.CreateMissing(ctx, topic, 2))
+	}
+	if _, err := pulsaradmin.CarryAll(ctx, pairs); err != nil {
+		t.Error(err)
+	}
+	single := newTopic("acme/plain", "single")
+	for range 2 {
+		must(t, b.CreateMissing(ctx, single, 0))
 	}
 }
 

@@ -7,12 +7,15 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"pointsman/internal/config"
 )
 
 const someTopic = "persistent://acme/geo/t1"
@@ -197,6 +200,36 @@ func TestTheNextHostIsAskedWhenOneDoesNotAnswer(t *testing.T) {
 	}
 	if refused.Load() != 1 {
 		t.Errorf("the sick host was asked %d times, want once: the one that answered is asked first from then on", refused.Load())
+	}
+}
+
+// What an operator configures: addresses, trust, and a token that is read when it is needed.
+func TestAClientIsOpenedFromTheConfiguration(t *testing.T) {
+	got := ""
+	web := serveFunc(t, func(w http.ResponseWriter, r *http.Request) {
+		got = r.Header.Get("Authorization")
+		_, _ = w.Write([]byte(`{"partitions":0}`))
+	})
+	file := filepath.Join(t.TempDir(), "token")
+	cluster := &config.Cluster{WebURL: web, ServiceURL: "pulsar+ssl://h:6651", ControllerTokenFile: file}
+	c := ok[*Client](t)(Open("a", cluster))
+	defer c.Close()
+	if !c.cfg.BinaryTLS || c.Cluster() != "a" {
+		t.Errorf("configuration %+v", c.cfg)
+	}
+	if _, err := c.Partitions(t.Context(), someTopic); err == nil || !strings.Contains(err.Error(), "clusters.a.controller_token_file") {
+		t.Errorf("error %v, want the missing file", err)
+	}
+	for _, token := range []string{"one", "two"} {
+		if err := os.WriteFile(file, []byte(token+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Partitions(t.Context(), someTopic); err != nil || got != "Bearer "+token {
+			t.Errorf("sent %q, %v; want the token as it is now", got, err)
+		}
+	}
+	if _, err := Open("b", &config.Cluster{}); err == nil || !strings.Contains(err.Error(), "set clusters.b.web_url") {
+		t.Errorf("error %v, want a remedy", err)
 	}
 }
 

@@ -2,6 +2,7 @@ package pulsaradmin
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 )
@@ -63,7 +64,14 @@ func newPair(topic string, from, to side) *Pair {
 // Load reads both logs and all cursors as they are now.
 func (p *Pair) Load(ctx context.Context) error {
 	p.absent = nil // what was not there may have come
-	return each(2, 2, func(i int) error { return []*view{p.from, p.to}[i].load(ctx) })
+	return each(2, 2, func(i int) error {
+		v := []*view{p.from, p.to}[i]
+		err := v.load(ctx)
+		if errors.Is(err, ErrNotFound) {
+			return fmt.Errorf("%s does not exist on cluster %s, so that nothing can be carried: create it there, or its missing partitions: %w", p.Topic, v.Cluster(), err)
+		}
+		return err
+	})
 }
 
 // Close ends the connections that the pair has open.

@@ -3,6 +3,7 @@ package pulsaradmin
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -293,6 +294,23 @@ func (c *Client) Evict(ctx context.Context, topic string) error {
 		return err
 	}
 	_, err = c.call(ctx, http.MethodPut, p, nil, nil)
+	return err
+}
+
+// CreateMissing creates what of a topic does not exist yet: the partitions that nobody has used, or the topic itself when it has none. Both clusters need
+// all of them before subscriptions can be carried. The list of partitions must be there.
+func (c *Client) CreateMissing(ctx context.Context, base string, partitions int) error {
+	method, parts := http.MethodPut, []string{}
+	if partitions > 0 {
+		method, parts = http.MethodPost, []string{"createMissedPartitions"}
+	}
+	p, err := path(base, parts...)
+	if err != nil {
+		return err
+	}
+	if _, err = c.call(ctx, method, p, struct{}{}, nil); errors.Is(err, ErrConflict) {
+		return nil
+	}
 	return err
 }
 
