@@ -244,10 +244,11 @@ func (c *client) lost() {
 }
 
 // failed shuts the gate because an operation on that connection was not answered, and ends the connection: the library
-// may not have noticed, and only a new connection opens the gate.
+// may not have noticed, and only a new connection opens the gate. While the client is being closed the connection is
+// left alone: operations fail then, and the end of the session may not have been sent yet.
 func (c *client) failed(connection uint64) {
 	c.mu.Lock()
-	shut := connection == c.connection && c.shut()
+	shut := connection == c.connection && !c.closing && c.shut()
 	c.mu.Unlock()
 	if shut {
 		c.dialer.close()

@@ -1,0 +1,216 @@
+package zk
+
+import (
+	"testing"
+	"time"
+
+	"pointsman/internal/zktest"
+	"pointsman/store"
+	"pointsman/store/storetest"
+)
+
+func TestLease(t *testing.T) {
+	server := zktest.Start(t)
+	for name, test := range map[string]func(*testing.T, *zktest.Server){
+		"a lease needs an announcement and a watch":                 testLeaseConditions,
+		"SW-05 a lease is over before the session is":               testLeaseEndsFirst,
+		"a lease is renewed while a server answers":                 testLeaseRenewed,
+		"who takes the id of a process takes its lease":             testLeaseOfTwo,
+		"ZK-02 after an expiry the map is read before there is one": testLeaseAfterExpiry,
+	} {
+		t.Run(name, func(t *testing.T) { test(t, server) })
+	}
+}
+
+func leased(s *Store) bool { return s.Lease() > store.Boottime() }
+
+func register(t *testing.T, s *Store, id, incarnation string) {
+	t.Helper()
+	if err := s.Register(within(t, 20*time.Second), store.Proxy{ID: id, Incarnation: incarnation}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func testLeaseConditions(t *testing.T, server *zktest.Server) {
+	s := open(t, Config{Servers: server.Addr() + chroot()})
+	register(t, s, "p", "1")
+	if leased(s) {
+		t.Error("there is a lease without a watch")
+	}
+	v := storetest.Watch(t, s)
+	v.AwaitSynced(t)
+	await(t, "the lease", func() bool { return leased(s) })
+	if lease, most := s.Lease()-store.Boottime(), DefaultSessionTimeout*2/3; lease > most {
+		t.Errorf("the lease is %s, want at most %s", lease, most)
+	}
+	if err := s.Unregister(within(t, 10*time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	if s.Lease() != 0 {
+		t.Error("there is a lease without a registration")
+	}
+	register(t, s, "p", "1")
+	if !leased(s) {
+		t.Error("there is no lease when Register has returned")
+	}
+	if err := s.Close(); err != nil || s.Lease() != 0 {
+		t.Errorf("a closed store has a lease until %s, %v", s.Lease(), err)
+	}
+}
+
+// testLeaseEndsFirst cuts a process off again and again: whenever another one sees it gone, it has known for a while.
+func testLeaseEndsFirst(t *testing.T, server *zktest.Server) {
+	far, near, relay := pair(t, server, 2*time.Second)
+	v := storetest.Watch(t, far)
+	v.AwaitSynced(t)
+	register(t, far, "p", "1")
+	for range 3 {
+		if !leased(far) {
+			t.Fatal("there is no lease")
+		}
+		relay.Hold() // nothing comes through, and nothing says so
+		await(t, "the session to end", func() bool {
+			proxies, err := near.Proxies(within(t, 10*time.Second))
+			return err == nil && len(proxies) == 1 && !proxies[0].Live
+		})
+		if left := far.Lease() - store.Boottime(); left > 0 {
+			t.Fatalf("the session has ended, and the lease goes on for %s", left)
+		}
+		relay.Cut()
+		relay.Release()
+		relay.Restore()
+		await(t, "the lease of the next session", func() bool { return leased(far) })
+	}
+}
+
+func testLeaseRenewed(t *testing.T, server *zktest.Server) {
+	far, _, relay := pair(t, server, 2*time.Second)
+	v := storetest.Watch(t, far)
+	v.AwaitSynced(t)
+	register(t, far, "p", "1")
+	begin := store.Boottime()
+	until := far.Lease()
+	for store.Boottime() < begin+4*time.Second { // three leases
+		if far.Lease() < until {
+			t.Fatal("the lease became shorter")
+		}
+		if until = far.Lease(); until < store.Boottime() {
+			t.Fatal("the lease was not renewed")
+		}
+		<-time.After(5 * time.Millisecond)
+	}
+	// A short loss of the line is no loss of the session.
+	session := far.client.sessionID()
+	relay.Cut()
+	await(t, "the loss to be noticed", func() bool { return !far.Status().Connected })
+	relay.Restore()
+	await(t, "the connection", func() bool { return far.Status().Connected })
+	await(t, "a longer lease", func() bool { return far.Lease() > until })
+	if far.client.sessionID() != session {
+		t.Skip("the machine is too slow for this session time-out")
+	}
+}
+
+func testLeaseOfTwo(t *testing.T, server *zktest.Server) {
+	root := chroot()
+	one, two := open(t, Config{Servers: server.Addr() + root}), open(t, Config{Servers: server.Addr() + root})
+	storetest.Watch(t, one).AwaitSynced(t)
+	storetest.Watch(t, two).AwaitSynced(t)
+	register(t, one, "p", "1")
+	register(t, two, "p", "2")
+	await(t, "the first to lose its lease", func() bool { return one.Lease() == 0 })
+	if !leased(two) {
+		t.Error("the second has none")
+	}
+}
+
+func testLeaseAfterExpiry(t *testing.T, server *zktest.Server) {
+	far, near, relay := pair(t, server, shortSession)
+	v := storetest.Watch(t, far)
+	v.AwaitSynced(t)
+	register(t, far, "p", "1")
+	session := far.client.sessionID()
+	for epoch := uint64(1); epoch <= 3; epoch++ {
+		relay.Cut()
+		await(t, "the session to end", func() bool {
+			proxies, err := near.Proxies(within(t, 10*time.Second))
+			return err == nil && len(proxies) == 1 && !proxies[0].Live
+		})
+		e := storetest.Entry(int(epoch), "a", epoch)
+		apply(t, near, storetest.Set(e.Topic, nil, e))
+		relay.Restore()
+		await(t, "the lease", func() bool { return leased(far) })
+		v.Await(t, "the map", func(v *storetest.View) bool {
+			if v.Entries() != int(epoch) {
+				t.Fatalf("there is a lease with %d entries of %d", v.Entries(), epoch)
+			}
+			return true
+		})
+		if proxies, err := near.Proxies(within(t, 10*time.Second)); err != nil || len(proxies) != 1 || !proxies[0].Live {
+			t.Errorf("there is a lease without an announcement: %+v, %v", proxies, err)
+		}
+		if next := far.client.sessionID(); next == session {
+			t.Error("the session did not expire; this test tests nothing")
+		} else {
+			session = next
+		}
+	}
+}
+
+// TestALeaseIsOfOneSession tries what no server does at will.
+func TestALeaseIsOfOneSession(t *testing.T) {
+	const granted = 12 * time.Second
+	w := &mapWatch{signal: make(chan struct{}, 1)}
+	begin := func(asked time.Duration) *lease {
+		l := newLease(asked)
+		l.watched(w, 0)
+		l.connected(7, granted)
+		return l
+	}
+	l := begin(granted)
+	expect := func(what string, want time.Duration) {
+		t.Helper()
+		if got := time.Duration(l.until.Load()); got != want {
+			t.Errorf("%s: the lease ends at %s, want %s", what, got, want)
+		}
+	}
+	l.answered(7, time.Second)
+	expect("neither announced nor read", 0)
+	l.watched(w, 7)
+	expect("read, not announced", 0)
+	l.announce(7)
+	expect("read before it was announced", 0)
+	l.watched(w, 7)
+	expect("read after that", 9*time.Second)
+	l.answered(7, 3*time.Second)
+	l.answered(7, 2*time.Second) // it was sent before the other one
+	expect("renewed", 11*time.Second)
+	l.answered(6, 20*time.Second)
+	expect("an answer of the session before", 11*time.Second)
+	other := &mapWatch{signal: make(chan struct{}, 1)}
+	l.watched(other, 0)
+	expect("another watch that has not read yet", 0)
+	l.unwatched(other)
+	expect("and that ends", 11*time.Second)
+	l.connected(8, granted)
+	expect("another session", 0)
+	l.answered(8, 30*time.Second)
+	l.watched(w, 8)
+	expect("read, and announced in the session before", 0)
+	l.announce(8)
+	l.watched(w, 8)
+	expect("announced and read again", 38*time.Second)
+	l.connected(8, 9*time.Second)
+	expect("a server that grants less than asked for, and less than is safe", 0)
+	l.connected(8, granted)
+	expect("another one", 38*time.Second)
+	l.ended()
+	expect("the end of the session", 0)
+
+	l = begin(4 * time.Second) // as a test asks
+	l.connected(7, 4*time.Second)
+	l.announce(7)
+	l.watched(w, 7)
+	l.answered(7, 6*time.Second)
+	expect("a short session that was asked for", 6*time.Second+4*time.Second*2/3)
+}
