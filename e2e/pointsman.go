@@ -63,7 +63,7 @@ shutdown: { drain_delay: 0s }
 // and both clusters, A by discovery and B by service URL, made diallable although their brokers carry equal names.
 // alias, when not empty, is one more name for cluster B.
 func (r *Rig) PointsmanConfig(chroot, alias string) string {
-	head := fmt.Sprintf("store: { type: zookeeper, servers: %q, session_timeout: 6s }\ndefault_cluster: a\nclusters:\n", r.MapZK+"/"+chroot)
+	head := fmt.Sprintf("store: { type: zookeeper, servers: %q, session_timeout: 10s }\ndefault_cluster: a\nclusters:\n", r.MapZK+"/"+chroot)
 	config := head + clusterConfig("a", fmt.Sprintf("metadata_store: %q", "zk:"+r.A.ZooKeeper), r.A) +
 		clusterConfig("b", fmt.Sprintf("service_url: %q", r.B.URL()), r.B)
 	if alias != "" {

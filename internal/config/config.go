@@ -54,7 +54,7 @@ type Store struct {
 	Type            string   `key:"type" doc:"file (one proxy) or zookeeper (any number)."`
 	Path            string   `key:"path" doc:"file: directory of the map, created when missing; one process at a time."`
 	Servers         string   `key:"servers" doc:"zookeeper: servers and chroot, as in zk1:2181,zk2:2181,zk3:2181/chroot."`
-	SessionTimeout  Duration `key:"session_timeout" doc:"zookeeper: session time-out to ask for; the server may grant another."`
+	SessionTimeout  Duration `key:"session_timeout" doc:"zookeeper: session time-out to ask for, from 10s to 5m. Two thirds of it is how long a proxy without contact still publishes to a topic whose switch has begun. Keep it within what the servers grant and at five of their ticks or more."`
 	CredentialsFile string   `key:"credentials_file" doc:"zookeeper: file with one line scheme:credentials, as in digest:user:password."`
 	ACL             string   `key:"acl" doc:"zookeeper: who may use the nodes that are created: world (everybody) or creator (only these credentials). Empty: creator with credentials_file, world without."`
 }

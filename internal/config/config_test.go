@@ -338,3 +338,13 @@ func TestTheOfficialProxysKeysAreTranslatedToKeysThatExist(t *testing.T) {
 		}
 	}
 }
+
+func TestASessionTooShortForALeaseIsRefused(t *testing.T) {
+	text := minimal + "state_dir: /x\nstore: { type: zookeeper, servers: \"zk:2181\", session_timeout: "
+	if got := faultsOf(t, text+"9999ms }", nil, nil); !strings.Contains(got, "store.session_timeout") || strings.Count(got, "\n") > 0 {
+		t.Errorf("9.999 s: %q, want one fault, of store.session_timeout", got)
+	}
+	if got := faultsOf(t, text+"10s }", nil, nil); got != "" {
+		t.Errorf("10 s: %s", got)
+	}
+}

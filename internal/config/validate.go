@@ -11,6 +11,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"pointsman/store"
 )
 
 // minTagKey is the least number of bytes in a key that signs broker addresses.
@@ -141,7 +143,7 @@ func (v *validator) store() {
 	case "zookeeper":
 		foreign("store.path", s.Path, defaults.Path)
 		v.zookeeper("store.servers", s.Servers, "zk1:2181,zk2:2181,zk3:2181/chroot")
-		v.duration("store.session_timeout", s.SessionTimeout, 2*time.Second, 5*time.Minute)
+		v.duration("store.session_timeout", s.SessionTimeout, store.MinSessionTimeout, 5*time.Minute)
 		if s.CredentialsFile != "" {
 			if line, ok := v.secretFile("store.credentials_file", s.CredentialsFile, "one line scheme:credentials, as in digest:user:password"); ok && !strings.Contains(line, ":") {
 				v.fault("store.credentials_file", s.CredentialsFile, "does not hold scheme:credentials", "write one line such as digest:user:password into it")

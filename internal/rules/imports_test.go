@@ -41,7 +41,7 @@ var bans = []ban{
 var only = map[string][]string{
 	"github.com/go-zookeeper/zk":      {"pointsman/zk"},
 	"github.com/panjf2000/gnet":       {"pointsman/netio"},
-	"golang.org/x/sys":                {"pointsman/netio", "pointsman/store"},
+	"golang.org/x/sys":                {"pointsman/netio", "pointsman/store", "pointsman/bench"},
 	"github.com/spf13/cobra":          {"pointsman/cmd/pointsman"},
 	"github.com/goccy/go-yaml":        {"pointsman/internal/config", "pointsman/internal/admin", "pointsman/cmd/pointsman"},
 	"github.com/prometheus":           {"pointsman/internal/app", "pointsman/internal/admin", "pointsman/internal/testkit/suite", "pointsman/cmd/pointsman-demo", "pointsman/e2e"},
