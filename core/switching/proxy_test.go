@@ -81,6 +81,8 @@ func TestAProxyThatMissedTheAbort(t *testing.T) {
 	owes(t, p, proxyOld, Duty{Do: DoSave}, "the disk knows another attempt")
 	p.Saved(second)
 	owes(t, p, proxyOld, Duty{}, "the drain of the first attempt counts for nothing")
+	p.Drained(KeyOf(second), true, "")
+	owes(t, p, proxyOld, Duty{Do: DoAck, Phase: StateFenced, Clean: true}, "nor does its ack")
 	aborted := second
 	aborted.State = route.StateActive
 	p.Learn(aborted)
