@@ -42,9 +42,9 @@ func keyOf(h *handle) debtKey {
 	return debtKey{topic.Base(), h.leg.cluster}
 }
 
-// owes tells whether something that the broker was sent of a producer may still come into force without an answer.
+// owes tells whether something that the broker was sent of h may still come into force without an answer.
 func (h *handle) owes() bool {
-	return h.producer && (!h.gate.Drained() || h.state == handleCreating && !h.answered)
+	return !h.gate.Drained() || h.state == handleCreating && !h.answered
 }
 
 // openDebt notes that h, which owes, is closed at the broker, and the answer awaited.
@@ -81,8 +81,11 @@ func (sh *Shard) payDebt(now time.Time, h *handle, lost bool) {
 
 func (d *debts) openOf(base, cluster string) int { return d.open[debtKey{base, cluster}] }
 
-// lose notes that what h owes will never be answered.
+// lose notes that what h owes will never be answered. Nothing of a consumer can be stored late.
 func (d *debts) lose(now time.Time, h *handle) {
+	if !h.producer {
+		return
+	}
 	switch age := now.Sub(d.turned); {
 	case age > 2*switching.SettleTime:
 		d.older, d.lost, d.turned = nil, nil, now

@@ -20,7 +20,8 @@ type moving struct {
 	key     switching.Key
 
 	fence   func(Fenced) // who waits until everything that was forwarded is answered; nil when nobody does
-	waiting int          // what it waits for: handles that are awaited, and debts that are open
+	waiting int          // what it waits for: handles that are awaited, debts that are open, and marks
+	round   int          // counts the fences
 	why     string       // why the fence is not clean, when that was found out during it
 
 	parked []*parked // lookups and creations, in the order in which they came
@@ -247,6 +248,7 @@ func (s *Session) reopen(now time.Time, h *handle) {
 
 // await counts what a fence waits for.
 func (m *moving) await() {
+	m.round++
 	m.waiting = m.sh.debts.openOf(m.base, m.cluster)
 	if t := m.sh.index[m.base]; t != nil {
 		for _, h := range t.list {
@@ -254,8 +256,64 @@ func (m *moving) await() {
 				if h.motion.awaited = h.unanswered(); h.motion.awaited {
 					m.waiting++
 				}
+				if !h.producer && h.leg.cluster == m.cluster && h.leg.mark(m) {
+					m.waiting++
+				}
 			}
 		}
+	}
+}
+
+// mark is a fence that waits until a broker has taken what was sent on a leg before: acknowledgements have no answer, and one that came
+// into force after the subscriptions were carried would be forgotten. A PONG comes when everything before its PING was handled.
+type mark struct {
+	m     *moving
+	round int
+	after uint32 // PINGs
+}
+
+// mark puts one; false when this round has one here.
+func (l *leg) mark(m *moving) bool {
+	if n := len(l.marks); n > 0 && l.marks[n-1].m == m && l.marks[n-1].round == m.round {
+		return false
+	}
+	l.ping(pingFrame)
+	l.marks = append(l.marks, mark{m, m.round, l.asked})
+	return true
+}
+
+// ping sends a PING.
+func (l *leg) ping(frame []byte) {
+	l.asked++
+	l.send(frame)
+}
+
+func (l *leg) handlePong(now time.Time) {
+	if l.answered != l.asked {
+		l.answered++
+	}
+	for len(l.marks) > 0 && l.marks[0].after == l.answered {
+		k := l.marks[0]
+		if l.marks = l.marks[1:]; len(l.marks) == 0 {
+			l.marks = nil
+		}
+		k.passed(now)
+	}
+}
+
+// passMarks ends what waits for a PONG of a leg that has ended.
+func (l *leg) passMarks(now time.Time) {
+	for _, k := range l.marks {
+		k.passed(now)
+	}
+	l.marks = nil
+}
+
+// passed tells the fence, if it is the same one still.
+func (k *mark) passed(now time.Time) {
+	if k.round == k.m.round && k.m.fence != nil {
+		k.m.waiting--
+		k.m.maybeDone(now)
 	}
 }
 

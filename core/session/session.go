@@ -264,7 +264,7 @@ func (s *Session) fire(now time.Time) {
 		}
 	}
 	if s.leg != nil && !s.leg.paused {
-		if at, dead := s.sh.cfg.keepAlive(now, s.leg.heard, &s.leg.pinged, s.leg.send); dead {
+		if at, dead := s.sh.cfg.keepAlive(now, s.leg.heard, &s.leg.pinged, s.leg.ping); dead {
 			s.close(now, CauseBrokerSilent, fmt.Sprintf("silent for %s although asked", now.Sub(s.leg.heard).Round(time.Second)))
 			return
 		} else if at.Before(next) {

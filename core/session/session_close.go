@@ -45,12 +45,16 @@ func (s *Session) close(now time.Time, cause Cause, text string) {
 		s.unindex(now, h)
 	}
 	for _, h := range s.consumers {
+		s.sh.payDebt(now, h, true)
 		h.takeQueue()
 		h.waiting.cancel()
 		s.unindex(now, h)
 	}
 	for p := range s.parked {
 		p.drop()
+	}
+	if s.leg != nil {
+		s.leg.passMarks(now)
 	}
 	s.producers, s.consumers, s.pending, s.lastP, s.lastC, s.deferred = nil, nil, nil, nil, nil, nil
 	if s.ident != nil {

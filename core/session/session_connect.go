@@ -95,6 +95,9 @@ type leg struct {
 	connect  []byte // CONNECT frame, until it was sent
 	deferred []byte // own frames for the broker that wait for the end of the client's frame
 	down     stream // leg → client
+	asked    uint32 // PINGs of ours
+	answered uint32 // of them
+	marks    []mark // fences that wait for a PONG, in order
 	heard    time.Time
 }
 

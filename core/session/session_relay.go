@@ -385,6 +385,7 @@ func (l *leg) judgeDown(now time.Time, frame []byte, h codec.Head) verdict {
 		s.send(pingFrame)
 		return replace
 	case codec.TypePong:
+		l.handlePong(now)
 		return replace
 	case codec.TypeSendReceipt, codec.TypeSendError:
 		id, _, _, _ := codec.ParseID(frame, h)
