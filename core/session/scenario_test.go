@@ -45,7 +45,8 @@ var rewrite = flag.Bool("rewrite", false, "write what the scenarios do now into 
 //	lease on|off                  the process has a lease, or not
 //	parked                        prints what waits and what was held
 //	translated ID copy|next LEDGER:ENTRY | translated ID failed|unknown WHY    the answer to a translation
-//	carry TOPIC SUBSCRIPTION CLUSTER [before] LEDGER:ENTRY ...    acknowledgements that another loop got
+//	carry TOPIC SUBSCRIPTION CLUSTER [before|forget] LEDGER:ENTRY ...    acknowledgements that another loop got
+//	amnesia                       nobody knows which cluster had a topic before
 //	carried                       prints what is remembered of acknowledgements
 //	handles TOPIC                 prints the live handles
 //	remembers c1                  prints how many answers and evicted handles it remembers
@@ -311,8 +312,8 @@ func (p *player) step(line string) error {
 	case "carry":
 		a := OldAcks{Topic: words[1], Subscription: words[2], Cluster: words[3]}
 		for _, w := range words[4:] {
-			if w == "before" {
-				a.Before = true
+			if w == "before" || w == "forget" {
+				a.Before, a.Forget = w == "before", w == "forget"
 				continue
 			}
 			at, err := parsePosition(w)
@@ -322,6 +323,8 @@ func (p *player) step(line string) error {
 			a.Positions = append(a.Positions, at)
 		}
 		p.note("all=%v", p.sh.CarryAcks(p.now, a))
+	case "amnesia":
+		clear(p.past)
 	case "carried":
 		acks := 0
 		for _, c := range p.sh.carrying.subs {

@@ -110,6 +110,7 @@ func newOn(ctx context.Context, st store.Store, cfg *config.Config, log *slog.Lo
 	a.maps = newMapKeeper(a.store, log, disk)
 	a.maps.def = cfg.DefaultCluster
 	a.old = newOldIDs(a.store, log, cfg.DefaultCluster)
+	a.old.translate = &adminTranslator{clusters: cfg.Clusters}
 	a.maps.old = a.old
 	if err := a.maps.loadCopy(); err != nil {
 		log.Error("no map from the disk", "err", err)

@@ -9,6 +9,8 @@ import (
 
 	"pointsman/core/route"
 	"pointsman/core/session"
+	"pointsman/internal/config"
+	"pointsman/internal/pulsaradmin"
 	"pointsman/store"
 )
 
@@ -60,6 +62,9 @@ func newOldIDs(st store.Store, log *slog.Logger, fallback string) *oldIDs {
 func (o *oldIDs) close() {
 	o.stop()
 	o.tasks.Wait()
+	if a, ok := o.translate.(*adminTranslator); ok {
+		a.close()
+	}
 }
 
 // note remembers what a table said of topics, and with rules of everything, before another one replaces it.
@@ -199,8 +204,6 @@ func (o *oldIDs) find(t session.Translation) session.Translated {
 		return session.Translated{Kind: session.TranslatedUnknown, Text: fmt.Sprintf("the map's history has nothing of epoch %d", t.Epoch)}
 	case from == t.Cluster:
 		return session.Translated{Kind: session.TranslatedCopy, At: t.At}
-	case o.translate == nil:
-		return session.Translated{Kind: session.TranslatedUnknown, Text: fmt.Sprintf("clusters %s and %s cannot be asked: set clusters.%s.web_url and clusters.%s.web_url", from, t.Cluster, from, t.Cluster)}
 	}
 	a, err := o.translate.Translate(ctx, t.Topic, from, t.Cluster, t.At)
 	if err != nil {
@@ -208,4 +211,71 @@ func (o *oldIDs) find(t session.Translation) session.Translated {
 		return session.Translated{Kind: session.TranslatedFailed, Text: err.Error()}
 	}
 	return a
+}
+
+// adminTranslator finds messages by the clusters' admin addresses.
+type adminTranslator struct {
+	clusters map[string]*config.Cluster
+
+	mu   sync.Mutex // guards open
+	open map[string]*pulsaradmin.Client
+}
+
+func (a *adminTranslator) client(name string) (*pulsaradmin.Client, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if c := a.open[name]; c != nil {
+		return c, nil
+	}
+	cluster := a.clusters[name]
+	if cluster == nil {
+		return nil, fmt.Errorf("cluster %s is not configured", name)
+	}
+	c, err := pulsaradmin.Open(name, cluster)
+	if err != nil {
+		return nil, err
+	}
+	if a.open == nil {
+		a.open = make(map[string]*pulsaradmin.Client)
+	}
+	a.open[name] = c
+	return c, nil
+}
+
+// Translate implements translator.
+func (a *adminTranslator) Translate(ctx context.Context, topic, from, to string, at session.Position) (session.Translated, error) {
+	old, err := a.client(from)
+	if err != nil {
+		return session.Translated{}, err
+	}
+	now, err := a.client(to)
+	if err != nil {
+		return session.Translated{}, err
+	}
+	t, err := pulsaradmin.Translate(ctx, topic, old, now, pulsaradmin.Position{Ledger: int64(at.Ledger), Entry: int64(at.Entry)})
+	if err != nil {
+		return session.Translated{}, err
+	}
+	return translated(t), nil
+}
+
+// translated: only what is exact counts as the copy itself. What is not sure is delivered again.
+func translated(t pulsaradmin.Translation) session.Translated {
+	a, at := session.Translated{Kind: session.TranslatedNext}, t.Next
+	if t.At != pulsaradmin.NoPosition {
+		at = t.At
+		if t.How.Exact() {
+			a.Kind = session.TranslatedCopy
+		}
+	}
+	a.At = session.Position{Ledger: uint64(at.Ledger), Entry: uint64(at.Entry)}
+	return a
+}
+
+func (a *adminTranslator) close() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, c := range a.open {
+		c.Close()
+	}
 }

@@ -5,12 +5,15 @@ import (
 	"errors"
 	"log/slog"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"pointsman/core/route"
 	"pointsman/core/session"
 	"pointsman/core/switching"
+	"pointsman/internal/config"
+	"pointsman/internal/pulsaradmin"
 	"pointsman/store"
 )
 
@@ -104,8 +107,9 @@ func TestAPositionIsTranslatedByTheHistoryOfTheMap(t *testing.T) {
 	ask := func(epoch uint64) session.Translated {
 		return o.find(session.Translation{Topic: topicOfOldIDs + "-partition-1", Epoch: epoch, At: session.Position{Ledger: 7, Entry: 8}, Cluster: "a"})
 	}
-	if a := ask(1); a.Kind != session.TranslatedUnknown {
-		t.Errorf("without anybody to ask: %+v", a)
+	o.translate = &adminTranslator{clusters: map[string]*config.Cluster{"a": {}, "b": {}}}
+	if a := ask(1); a.Kind != session.TranslatedFailed || !strings.Contains(a.Text, "clusters.b.web_url") {
+		t.Errorf("without an admin address: %+v", a)
 	}
 	o.translate = f
 	if a := ask(0); a.Kind != session.TranslatedCopy || a.At.Ledger != 7 || len(f.asked) > 0 {
@@ -120,6 +124,22 @@ func TestAPositionIsTranslatedByTheHistoryOfTheMap(t *testing.T) {
 	f.err = errors.New("cluster b does not answer")
 	if a := ask(1); a.Kind != session.TranslatedFailed || a.Text != f.err.Error() {
 		t.Errorf("%+v", a)
+	}
+}
+
+func TestOnlyAnExactCopyIsShownUnderTheOldID(t *testing.T) {
+	at, next := pulsaradmin.Position{Ledger: 4, Entry: 5}, pulsaradmin.Position{Ledger: 4, Entry: 6}
+	for _, c := range []struct {
+		t    pulsaradmin.Translation
+		want session.Translated
+	}{
+		{pulsaradmin.Translation{At: at, Next: next, How: pulsaradmin.ByOrigin}, session.Translated{Kind: session.TranslatedCopy, At: session.Position{Ledger: 4, Entry: 5}}},
+		{pulsaradmin.Translation{At: at, Next: next, How: pulsaradmin.ByTime}, session.Translated{Kind: session.TranslatedNext, At: session.Position{Ledger: 4, Entry: 5}}},
+		{pulsaradmin.Translation{At: pulsaradmin.NoPosition, Next: next, How: pulsaradmin.AtEnd}, session.Translated{Kind: session.TranslatedNext, At: session.Position{Ledger: 4, Entry: 6}}},
+	} {
+		if got := translated(c.t); got != c.want {
+			t.Errorf("%+v became %+v", c.t, got)
+		}
 	}
 }
 
