@@ -116,13 +116,48 @@ func (sh *Shard) Evict(now time.Time, base string, assigned Assigned, done func(
 	sh.follow(now, base, assigned, done)
 }
 
-// Review is Evict for every topic: a rule has changed.
+// Review is Evict for every topic: a rule has changed. It looks at some topics a step, for there may be more than a loop may look at without
+// keeping everybody waiting. Handles that come meanwhile were judged by the new map already.
 func (sh *Shard) Review(now time.Time, assigned Assigned, done func(Evicted)) {
-	var moved []*handle
+	r := &review{sh: sh, topics: make([]*topicHandles, 0, len(sh.index))}
+	r.timer.owner = r
+	r.ev = &eviction{sh: sh, assigned: assigned, done: done, left: 1} // the review itself
 	for _, t := range sh.index {
-		moved = t.appendMoved(sh, moved)
+		r.topics = append(r.topics, t)
 	}
-	sh.evict.add(now, moved, &eviction{sh: sh, assigned: assigned, done: done})
+	r.fire(now)
+}
+
+// review is one call of Review under way.
+type review struct {
+	sh     *Shard
+	timer  timer
+	topics []*topicHandles // not looked at yet
+	ev     *eviction
+}
+
+const (
+	// reviewSlice is how many topics a review looks at in one step, well below a millisecond.
+	reviewSlice = 1024
+	// reviewStep is the time between two steps.
+	reviewStep = time.Millisecond
+)
+
+func (r *review) fire(now time.Time) {
+	n := min(reviewSlice, len(r.topics))
+	var moved []*handle
+	for _, t := range r.topics[:n] {
+		moved = t.appendMoved(r.sh, moved)
+	}
+	clear(r.topics[:n])
+	r.topics = r.topics[n:]
+	r.ev.left += len(moved)
+	r.sh.evict.enqueue(now, moved, r.ev)
+	if len(r.topics) > 0 {
+		r.sh.timers.set(&r.timer, now.Add(reviewStep))
+		return
+	}
+	r.ev.one()
 }
 
 func (t *topicHandles) appendMoved(sh *Shard, dst []*handle) []*handle {
@@ -159,6 +194,11 @@ func (e *evictor) add(now time.Time, moved []*handle, ev *eviction) {
 		ev.done(Evicted{})
 		return
 	}
+	e.enqueue(now, moved, ev)
+}
+
+// enqueue has handles closed that ev counts already.
+func (e *evictor) enqueue(now time.Time, moved []*handle, ev *eviction) {
 	for _, h := range moved {
 		h.move = ev
 	}
@@ -347,7 +387,7 @@ func (s *Session) settle(h *handle, unresolved bool) {
 	ev.one()
 }
 
-// one notes that there is one handle less to wait for.
+// one notes that there is one handle, or the review itself, less to wait for.
 func (ev *eviction) one() {
 	if ev.left--; ev.left == 0 {
 		ev.done(ev.result)
