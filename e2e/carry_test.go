@@ -355,6 +355,9 @@ func TestSubscriptionsAreCarriedThereAndBackAndThereAgain(t *testing.T) {
 			}
 		}
 		slices.Sort(left)
+		if round%2 == 1 { // as after acks that are not clean: everything is read from storage again, and the replicator may repeat itself
+			must(t, carrier(t, home).Evict(limited(t, 20*time.Second), topic))
+		}
 		drain(t, home, other, parts)
 		carry(t, home, other, parts)
 		home, other = other, home

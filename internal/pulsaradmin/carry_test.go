@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"sort"
 	"strings"
 	"sync"
 	"testing"
@@ -83,11 +84,12 @@ func (f *fakeTopic) Entry(_ context.Context, p Position) (Entry, error) {
 	return Entry{}, &Error{Cluster: f.cluster, Call: "entry " + p.String(), Status: 404}
 }
 
+// AtTime halves, as brokers do, whether times grow or not.
 func (f *fakeTopic) AtTime(_ context.Context, ms int64) (Position, error) {
-	for _, e := range f.entries {
-		if e.Time >= ms {
-			return e.Position, nil
-		}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if i := sort.Search(len(f.entries), func(i int) bool { return f.entries[i].Time >= ms }); i < len(f.entries) {
+		return f.entries[i].Position, nil
 	}
 	return Position{f.last.Ledger, f.last.Entry + 1}, nil
 }
@@ -578,7 +580,7 @@ func TestTranslateGoesToTheCopyOrToWhatFollows(t *testing.T) {
 }
 
 func TestTailsAreCompared(t *testing.T) {
-	a, b := history(50)
+	a, b := history(600)
 	tails := func() TailReport {
 		p := newPair("persistent://acme/geo/t", a, b)
 		if err := p.Load(t.Context()); err != nil {
@@ -586,11 +588,20 @@ func TestTailsAreCompared(t *testing.T) {
 		}
 		return ok[TailReport](t)(p.CompareTails(t.Context(), 20))
 	}
-	if r := tails(); r.Compared != 20 || r.String() != "" || r.First != pos("3:30") || r.Last != pos("3:49") {
+	if r := tails(); r.Compared != 20 || r.String() != "" || r.First != pos("3:580") || r.Last != pos("3:599") {
 		t.Errorf("report %+v of equal tails", r)
 	}
+	a.sent = 100 // the replicator begins anew, and the broker finds the second copies by their time
+	settle(a, b)
+	if r := tails(); r.Compared != 20 || r.String() != "" || r.First != pos("3:580") {
+		t.Errorf("report %+v of a tail that is there twice", r)
+	}
+	b.entries[590].Source, b.entries[591].Source = b.entries[591].Source, b.entries[590].Source
+	if r := tails(); r.OutOfOrder != 1 || !strings.Contains(r.String(), "lie in another order") {
+		t.Errorf("report %+v, want one that lies in another order", r)
+	}
 	a.append(message("late", 7))
-	if r := tails(); len(r.Missing) != 1 || !strings.Contains(r.String(), `1 of the last 20 messages have no copy; the first is at 7:50 (producer "late", sequence id 7)`) {
+	if r := tails(); len(r.Missing) != 1 || !strings.Contains(r.String(), `1 of the last 20 messages have no copy; the first is at 7:600 (producer "late", sequence id 7)`) {
 		t.Errorf("report %q, want the message that is missing", r)
 	}
 }

@@ -416,7 +416,7 @@ func (v *view) forward(ctx context.Context, i int64, visit func(e Entry) (stop b
 // readAhead reads the blocks of n entries from index i on, several at a time, for whoever goes through them.
 func (v *view) readAhead(ctx context.Context, i, n int64) error {
 	var starts []Position
-	for end := min(i+n, v.in.Len()); i < end; {
+	for i, end := max(i, 0), min(i+n, v.in.Len()); i < end; {
 		p := v.in.At(i)
 		starts = append(starts, p)
 		i = v.in.Index(Position{p.Ledger, blockStart(p).Entry + blockSize})

@@ -39,6 +39,15 @@ func (p *Pair) CompareTails(ctx context.Context, n int64) (TailReport, error) {
 		case err != nil:
 			return false, err
 		}
+		if r.First == NoPosition {
+			// A replicator that began anew has stored some twice, before what was found: the first copies count, for all.
+			if err := p.to.readAhead(ctx, p.to.in.Index(f.Position)-guard, guard+1); err != nil {
+				return false, err
+			}
+			if at, ok := p.to.lookup(&e, p.from.Cluster()); ok {
+				f.Position = at
+			}
+		}
 		if f.Position.Before(before) && e.From == "" { // what comes from elsewhere may lie in another order
 			r.OutOfOrder++
 		}
