@@ -271,8 +271,9 @@ func newView(s side) *view {
 	return &view{side: s, single: map[Position]Entry{}, blocks: map[Position]block{}, known: map[key]Position{}, bare: map[key]Position{}, reading: map[Position]*sync.Mutex{}}
 }
 
-// load reads the log and the cursors anew.
+// load reads the log and the cursors anew. Nobody else may use the view meanwhile.
 func (v *view) load(ctx context.Context) (err error) {
+	clear(v.reading)
 	v.in, err = v.side.Load(ctx)
 	return err
 }
