@@ -42,9 +42,9 @@ func keyOf(h *handle) debtKey {
 	return debtKey{topic.Base(), h.leg.cluster}
 }
 
-// owes tells whether something that the broker was sent of h may still come into force without an answer.
+// owes tells whether something that the broker was sent of h may still come into force: of a consumer acknowledgements, which have no answer.
 func (h *handle) owes() bool {
-	return !h.gate.Drained() || h.state == handleCreating && !h.answered
+	return !h.producer || !h.gate.Drained() || h.state == handleCreating && !h.answered
 }
 
 // openDebt notes that h, which owes, is closed at the broker, and the answer awaited.

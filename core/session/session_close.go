@@ -32,9 +32,7 @@ func (s *Session) close(now time.Time, cause Cause, text string) {
 	}
 	s.sh.timers.stop(&s.timer)
 	for _, p := range s.pending {
-		if p.kind == pendingOwed {
-			s.sh.payDebt(now, p.h, true)
-		}
+		s.sh.payDebt(now, p.h, true) // of handles as well that are no longer among those below
 	}
 	for _, h := range s.producers {
 		if h.owed {
