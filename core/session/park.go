@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	"pointsman/codec"
 	"pointsman/codec/pulsarpb"
 	"pointsman/core/switching"
@@ -19,6 +21,7 @@ type parked struct {
 	q   *question // a lookup, or
 	req uint64
 
+	size  int    // bytes that it counts for in parking
 	frame []byte // a command on a bridged connection, or several that need no answer
 	kind  codec.Type
 	id    uint64  // of its producer or consumer
@@ -37,7 +40,7 @@ type parking struct {
 	bytes       int
 }
 
-// What a consumer of a fenced topic may have held, and all of them in one shard.
+// Bytes that a consumer of a fenced topic may have held, and all that waits in one shard.
 const (
 	maxHeldOfHandle = 1 << 20
 	maxHeld         = 32 << 20
@@ -51,7 +54,13 @@ func (pk *parking) init(sh *Shard) {
 // add parks p until its time; false when there is no room for more.
 func (pk *parking) add(now time.Time, p *parked) bool {
 	cfg := pk.sh.cfg
-	if pk.count >= cfg.MaxParked || len(p.s.parked) >= cfg.LookupsPerConnection || pk.bytes+len(p.frame) > maxHeld {
+	p.size = len(p.frame)
+	if p.q != nil {
+		if p.size = len(p.q.topic) + len(p.q.fields); p.q.cmd != nil {
+			p.size += proto.Size(p.q.cmd)
+		}
+	}
+	if pk.count >= cfg.MaxParked || len(p.s.parked) >= cfg.LookupsPerConnection || pk.bytes+p.size > maxHeld {
 		return false
 	}
 	if p.until.IsZero() {
@@ -75,7 +84,7 @@ func (pk *parking) add(now time.Time, p *parked) bool {
 	}
 	p.over = false
 	pk.count++
-	pk.bytes += len(p.frame)
+	pk.bytes += p.size
 	if p.s.parked == nil {
 		p.s.parked = make(map[*parked]struct{})
 	}
@@ -103,7 +112,7 @@ func (pk *parking) remove(p *parked) {
 	}
 	p.older, p.newer = nil, nil
 	pk.count--
-	pk.bytes -= len(p.frame)
+	pk.bytes -= p.size
 	delete(p.s.parked, p)
 	pk.sh.counters.Parked.Add(-1)
 }
