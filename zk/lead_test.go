@@ -57,6 +57,15 @@ func next(t *testing.T, terms <-chan term, what string) term {
 	}
 }
 
+func ended(t *testing.T, now term) {
+	t.Helper()
+	select {
+	case <-now.ctx.Done():
+	case <-time.After(10 * time.Second):
+		t.Fatal("it goes on leading")
+	}
+}
+
 func testLeaderCutOff(t *testing.T, server *zktest.Server) {
 	const timeout = 2 * time.Second
 	far, near, relay := pair(t, server, timeout)
@@ -66,14 +75,14 @@ func testLeaderCutOff(t *testing.T, server *zktest.Server) {
 	for range 2 {
 		cut := time.Now()
 		relay.Hold()
-		<-old.ctx.Done()
-		ended := time.Now()
-		if ended.Sub(cut) > timeout*2/3+time.Second {
-			t.Errorf("the leader noticed after %s, want ⅔ of %s", ended.Sub(cut), timeout)
+		ended(t, old)
+		at := time.Now()
+		if at.Sub(cut) > timeout*2/3+time.Second {
+			t.Errorf("the leader noticed after %s, want ⅔ of %s", at.Sub(cut), timeout)
 		}
 		now := next(t, second, "the second to follow")
-		if now.begun.Before(ended) {
-			t.Errorf("the second began %s before the first had ended", ended.Sub(now.begun))
+		if now.begun.Before(at) {
+			t.Errorf("the second began %s before the first had ended", at.Sub(now.begun))
 		}
 		if took := now.begun.Sub(cut); took > timeout+2*time.Second {
 			t.Errorf("the second followed after %s, want the session time-out of %s and 2 s", took, timeout)
@@ -140,11 +149,7 @@ func testLeaderRemoved(t *testing.T, server *zktest.Server) {
 		if err := s.delete(within(t, 10*time.Second), s.root+"/leader"); err != nil {
 			t.Fatal(err)
 		}
-		select {
-		case <-now.ctx.Done():
-		case <-time.After(5 * time.Second):
-			t.Fatal("it goes on leading")
-		}
+		ended(t, now)
 	}
 }
 
@@ -156,7 +161,7 @@ func TestALeaderWhoseServerStops(t *testing.T) {
 	now := next(t, terms, "to lead")
 	server.Kill()
 	stopped := time.Now()
-	<-now.ctx.Done()
+	ended(t, now)
 	if took := time.Since(stopped); took > 3*time.Second {
 		t.Errorf("it led for %s without a server", took)
 	}
