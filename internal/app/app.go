@@ -110,7 +110,10 @@ func newOn(ctx context.Context, st store.Store, cfg *config.Config, log *slog.Lo
 	a.maps = newMapKeeper(a.store, log, disk)
 	a.maps.def = cfg.DefaultCluster
 	a.old = newOldIDs(a.store, log, cfg.DefaultCluster)
-	a.old.translate = &adminTranslator{clusters: cfg.Clusters}
+	if a.clients, err = adminClients(cfg); err != nil {
+		return nil, err
+	}
+	a.old.translate = adminTranslator(a.clients)
 	a.maps.old = a.old
 	if err := a.maps.loadCopy(); err != nil {
 		log.Error("no map from the disk", "err", err)
@@ -132,9 +135,6 @@ func newOn(ctx context.Context, st store.Store, cfg *config.Config, log *slog.Lo
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(newCollector(a))
 	a.admin = admin.New(admin.Config{Store: a.store, Proxy: a, Metrics: registry, Logger: log})
-	if a.clients, err = adminClients(cfg); err != nil {
-		return nil, err
-	}
 	a.control = controller.New(controller.Config{
 		Store: a.store, ID: a.info.ID, DefaultCluster: cfg.DefaultCluster, Open: controller.OpenPulsar(a.clients), Assign: a.admin.Assign,
 		Receipt: a.keepReceipt, Log: log,

@@ -9,7 +9,6 @@ import (
 
 	"pointsman/core/route"
 	"pointsman/core/session"
-	"pointsman/internal/config"
 	"pointsman/internal/pulsaradmin"
 	"pointsman/store"
 )
@@ -62,9 +61,6 @@ func newOldIDs(st store.Store, log *slog.Logger, fallback string) *oldIDs {
 func (o *oldIDs) close() {
 	o.stop()
 	o.tasks.Wait()
-	if a, ok := o.translate.(*adminTranslator); ok {
-		a.close()
-	}
 }
 
 // note remembers what a table said of topics, and with rules of everything, before another one replaces it.
@@ -214,36 +210,17 @@ func (o *oldIDs) find(t session.Translation) session.Translated {
 }
 
 // adminTranslator finds messages by the clusters' admin addresses.
-type adminTranslator struct {
-	clusters map[string]*config.Cluster
+type adminTranslator map[string]*pulsaradmin.Client
 
-	mu   sync.Mutex // guards open
-	open map[string]*pulsaradmin.Client
-}
-
-func (a *adminTranslator) client(name string) (*pulsaradmin.Client, error) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if c := a.open[name]; c != nil {
+func (a adminTranslator) client(name string) (*pulsaradmin.Client, error) {
+	if c := a[name]; c != nil {
 		return c, nil
 	}
-	cluster := a.clusters[name]
-	if cluster == nil {
-		return nil, fmt.Errorf("cluster %s is not configured", name)
-	}
-	c, err := pulsaradmin.Open(name, cluster)
-	if err != nil {
-		return nil, err
-	}
-	if a.open == nil {
-		a.open = make(map[string]*pulsaradmin.Client)
-	}
-	a.open[name] = c
-	return c, nil
+	return nil, fmt.Errorf("cluster %s has no admin address; set clusters.%s.web_url, such as http://broker:8080", name, name)
 }
 
 // Translate implements translator.
-func (a *adminTranslator) Translate(ctx context.Context, topic, from, to string, at session.Position) (session.Translated, error) {
+func (a adminTranslator) Translate(ctx context.Context, topic, from, to string, at session.Position) (session.Translated, error) {
 	old, err := a.client(from)
 	if err != nil {
 		return session.Translated{}, err
@@ -270,12 +247,4 @@ func translated(t pulsaradmin.Translation) session.Translated {
 	}
 	a.At = session.Position{Ledger: uint64(at.Ledger), Entry: uint64(at.Entry)}
 	return a
-}
-
-func (a *adminTranslator) close() {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for _, c := range a.open {
-		c.Close()
-	}
 }

@@ -12,7 +12,6 @@ import (
 	"pointsman/core/route"
 	"pointsman/core/session"
 	"pointsman/core/switching"
-	"pointsman/internal/config"
 	"pointsman/internal/pulsaradmin"
 	"pointsman/store"
 )
@@ -107,7 +106,7 @@ func TestAPositionIsTranslatedByTheHistoryOfTheMap(t *testing.T) {
 	ask := func(epoch uint64) session.Translated {
 		return o.find(session.Translation{Topic: topicOfOldIDs + "-partition-1", Epoch: epoch, At: session.Position{Ledger: 7, Entry: 8}, Cluster: "a"})
 	}
-	o.translate = &adminTranslator{clusters: map[string]*config.Cluster{"a": {}, "b": {}}}
+	o.translate = adminTranslator{}
 	if a := ask(1); a.Kind != session.TranslatedFailed || !strings.Contains(a.Text, "clusters.b.web_url") {
 		t.Errorf("without an admin address: %+v", a)
 	}

@@ -133,7 +133,8 @@ type driver struct {
 	looks chan struct{} // capacity 1: the record may have changed
 
 	rec     switching.Record // as last read or written
-	floor   *route.Entry     // the entry that only keeps an epoch, where the topic has one
+	ruled   bool             // rules decided the topic before
+	floor   *route.Entry     // and the entry that only keeps an epoch, where the topic has one
 	topic   Topic            // nil before it is opened
 	fenced  time.Time        // when the fence was sent
 	assign  chan assignment
@@ -168,7 +169,7 @@ func (d *driver) drive(ctx context.Context) {
 	}()
 	d.log.Info("driving a planned switch", "from", d.rec.From, "to", d.rec.To, "state", d.rec.State, "who", d.rec.Who, "why", d.rec.Why)
 	d.prepare(ctx)
-	machine := switching.NewController(d.rec)
+	machine, aborting := switching.NewController(d.rec), false
 	for ctx.Err() == nil {
 		step := machine.Next(time.Now())
 		switch step.Work {
@@ -180,6 +181,10 @@ func (d *driver) drive(ctx context.Context) {
 			machine.Observe(time.Now(), step, switching.Report{})
 			if changed {
 				machine.Nudge()
+				if !aborting && d.abortWanted(ctx) {
+					// Not every step reads the record. A new machine begins with it, and with what the map says.
+					aborting, machine = true, switching.NewController(d.rec)
+				}
 			}
 			continue
 		}
@@ -209,6 +214,14 @@ func (d *driver) wait(ctx context.Context, step switching.Step) (changed bool) {
 	case <-ctx.Done():
 	}
 	return false
+}
+
+// abortWanted tells whether the operator wants the switch to be given up.
+func (d *driver) abortWanted(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
+	defer cancel()
+	rec, err := d.c.cfg.Store.Switch(ctx, d.key.Switch)
+	return err == nil && rec.Attempt == d.key.Attempt && rec.Wish == switching.WishAbort
 }
 
 // prepare does before the first write what would prolong the hold later: the clusters are asked which brokers have the topic, and the
@@ -259,6 +272,9 @@ func (d *driver) over(ctx context.Context) {
 	if d.rec.Attempt != d.key.Attempt || !d.rec.State.Over() {
 		return // somebody else's by now
 	}
+	if d.rec.State == switching.StateAborted && d.ruled {
+		d.unpin(ctx)
+	}
 	hold := 0.0
 	if d.rec.Receipt != nil {
 		hold = d.rec.Receipt.HoldMillis
@@ -269,6 +285,20 @@ func (d *driver) over(ctx context.Context) {
 	d.log.Info("a planned switch is over", "state", d.rec.State, "from", d.rec.From, "to", d.rec.To, "epoch", d.rec.Epoch, "hold_ms", hold, "note", d.rec.Note)
 	if d.c.cfg.Receipt != nil {
 		d.c.cfg.Receipt(d.rec)
+	}
+}
+
+// unpin takes the entry away that an aborted switch has made of a topic which rules decide. Somebody who has changed the topic meanwhile
+// is not disturbed; without it the topic stays where it is, by an entry of its own.
+func (d *driver) unpin(ctx context.Context) {
+	e, ok, err := d.c.cfg.Store.Entry(ctx, d.base)
+	if err == nil && ok && e.State == route.StateActive && switching.KeyOf(e) == d.key {
+		err = d.c.cfg.Store.Apply(ctx, store.Change{
+			Entries: []store.EntryChange{{Topic: d.base, Before: &e, After: d.floor}}, Who: d.rec.Who, Why: "switch " + d.key.Switch + " was aborted: the rules decide again",
+		})
+	}
+	if err != nil {
+		d.log.Warn("the entry of an aborted switch stays in the map (pointsman routes rm takes it away)", "err", err)
 	}
 }
 

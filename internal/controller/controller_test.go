@@ -232,8 +232,11 @@ func TestASwitchThatCannotBeSafeGivesTheTopicBack(t *testing.T) {
 				change(w)
 				w.request("sw-1")
 				rec, e := w.run(w.controller("p1", w.st), "sw-1")
-				if rec.State != switching.StateAborted || e.Cluster != "a" || e.State != route.StateActive || e.Epoch != 0 {
+				if rec.State != switching.StateAborted || e.Cluster == "b" || e.State != route.StateActive || e.Epoch != 0 {
 					t.Errorf("%s, entry %+v", rec.State, e)
+				}
+				if entries, err := w.st.Entries(t.Context()); err != nil || len(entries) != 0 {
+					t.Errorf("a topic that rules decide has been left with %+v, %v", entries, err)
 				}
 				if want := name; !contains(rec.Note, want) {
 					t.Errorf("the note %q does not say %q", rec.Note, want)
@@ -332,8 +335,11 @@ func TestAnOperatorAbortsAndAsksAgain(t *testing.T) {
 			}
 		}
 		rec, e := w.run(c, "sw-1")
-		if rec.State != switching.StateAborted || e.Cluster != "a" || e.State != route.StateActive {
+		if rec.State != switching.StateAborted || rec.Note != "aborted by the operator" || e != (route.Entry{}) {
 			t.Fatalf("%s (%s), entry %+v", rec.State, rec.Note, e)
+		}
+		if rec.Receipt.HoldMillis > 2000 {
+			t.Errorf("the topic was held for %v ms after it was given up", rec.Receipt.HoldMillis)
 		}
 		w.topic.failures["replicated"] = 0
 		if err := w.st.PutSwitch(t.Context(), rec.Again(time.Now())); err != nil {

@@ -15,10 +15,12 @@ import (
 
 // pulsarTopic is a Topic on two Pulsar clusters, through their admin addresses.
 type pulsarTopic struct {
-	from, to *pulsaradmin.Client
-	names    []string // of the partitions
-	pairs    []*pulsaradmin.Pair
-	plans    [][]pulsaradmin.Plan // of the last Carry
+	from, to   *pulsaradmin.Client
+	base       string
+	partitions int
+	names      []string // of the partitions
+	pairs      []*pulsaradmin.Pair
+	carried    []pulsaradmin.Carried // by the last Carry
 }
 
 // verifyEntries is how many of the last messages of each partition are looked for on the new cluster after the flip.
@@ -33,15 +35,12 @@ func OpenPulsar(clients map[string]*pulsaradmin.Client) func(context.Context, sw
 				return nil, fmt.Errorf("cluster %s has no admin address, which a planned switch needs: set clusters.%s.web_url", name, name)
 			}
 		}
-		partitions, err := t.from.Partitions(ctx, rec.Topic)
-		if err != nil {
+		var err error
+		if t.partitions, err = t.from.Partitions(ctx, rec.Topic); err != nil {
 			return nil, err
 		}
-		t.names = pulsaradmin.PartitionNames(rec.Topic, partitions)
-		t.plans = make([][]pulsaradmin.Plan, len(t.names))
-		for _, name := range t.names {
-			t.pairs = append(t.pairs, pulsaradmin.NewPair(name, t.from, t.to))
-		}
+		t.base, t.names = rec.Topic, pulsaradmin.PartitionNames(rec.Topic, t.partitions)
+		t.pairs = pulsaradmin.NewPairs(rec.Topic, t.partitions, t.from, t.to)
 		return t, nil
 	}
 }
@@ -67,8 +66,13 @@ func (t *pulsarTopic) each(f func(i int) error) error {
 	return err
 }
 
-// Warm carries the subscriptions as they are now.
+// Warm has both clusters know every partition, and carries the subscriptions as they are now.
 func (t *pulsarTopic) Warm(ctx context.Context) error {
+	for _, c := range []*pulsaradmin.Client{t.from, t.to} {
+		if err := c.CreateMissing(ctx, t.base, t.partitions); err != nil {
+			return err
+		}
+	}
 	_, wrong, err := t.Carry(ctx)
 	if err == nil && wrong != "" {
 		err = errors.New(wrong)
@@ -158,24 +162,19 @@ func (t *pulsarTopic) Replicated(ctx context.Context, tail string) (string, erro
 
 // Carry carries the subscriptions of every partition.
 func (t *pulsarTopic) Carry(ctx context.Context) (carried []switching.Carried, wrong string, err error) {
-	found := make([]string, len(t.names))
-	err = t.each(func(i int) error {
-		plans, differences, err := t.pairs[i].Carry(ctx)
-		t.plans[i] = plans
-		if found[i] = pulsaradmin.Differences(differences); found[i] != "" {
-			found[i] = t.names[i] + ": " + found[i]
-		}
-		return err
-	})
-	for _, plans := range t.plans {
-		for _, p := range plans {
+	t.carried, err = pulsaradmin.CarryAll(ctx, t.pairs)
+	var found []string
+	for _, part := range t.carried {
+		for _, p := range part.Plans {
 			carried = append(carried, switching.Carried{
 				Topic: p.Topic, Subscription: p.Subscription, How: string(p.How), First: p.First.String(), Holes: len(p.Holes),
 				Backlog: p.Backlog, Unacked: p.Unacked, Repeated: p.Repeated, Missing: p.Missing, Note: p.Note,
 			})
 		}
+		if text := pulsaradmin.Differences(part.Differences); text != "" {
+			found = append(found, part.Topic+": "+text)
+		}
 	}
-	found = slices.DeleteFunc(found, func(s string) bool { return s == "" })
 	return carried, strings.Join(found, "; "), err
 }
 
@@ -183,8 +182,10 @@ func (t *pulsarTopic) Carry(ctx context.Context) (carried []switching.Carried, w
 func (t *pulsarTopic) ReadBack(ctx context.Context) (string, error) {
 	found := make([]string, len(t.names))
 	err := t.each(func(i int) error {
-		differences, err := t.pairs[i].ReadBack(ctx, t.plans[i])
-		found[i] = pulsaradmin.Differences(differences)
+		differences, err := t.pairs[i].ReadBack(ctx, t.carried[i].Plans)
+		if text := pulsaradmin.Differences(differences); text != "" {
+			found[i] = t.names[i] + ": " + text
+		}
 		return err
 	})
 	found = slices.DeleteFunc(found, func(s string) bool { return s == "" })

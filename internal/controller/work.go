@@ -44,7 +44,6 @@ func (d *driver) read(ctx context.Context) switching.Report {
 	if err != nil {
 		return notYet(err)
 	}
-	d.floor = nil
 	if ok && !e.Floor() {
 		return switching.Report{Entry: e, Record: recordState(d.rec)}
 	}
@@ -53,6 +52,7 @@ func (d *driver) read(ctx context.Context) switching.Report {
 		return notYet(err)
 	}
 	buckets := map[int][]route.Entry{}
+	d.floor, d.ruled = nil, true
 	if ok {
 		d.floor = &e
 		buckets[route.Bucket(d.base)] = []route.Entry{e}
@@ -234,6 +234,15 @@ func (d *driver) survey(ctx context.Context) switching.Report {
 	return r
 }
 
+// mine tells whether the map has the topic on the old cluster, in this state, by this attempt.
+func (d *driver) mine(ctx context.Context, state route.State) error {
+	e, _, err := d.c.cfg.Store.Entry(ctx, d.base)
+	if err == nil && (e.State != state || e.Cluster != d.rec.From || switching.KeyOf(e) != d.key) {
+		err = fmt.Errorf("the topic is %v on cluster %s by switch %s now", e.State, e.Cluster, e.SwitchID)
+	}
+	return err
+}
+
 // assigned is which brokers of the new cluster have the topic, as far as was found out in time.
 func (d *driver) assigned() (map[string]string, int) {
 	if d.brokers == nil {
@@ -259,6 +268,10 @@ func (d *driver) onClusters(ctx context.Context, step switching.Step) (r switchi
 	case switching.WorkReplicated:
 		r.Why, err = d.topic.Replicated(ctx, step.Tail)
 	case switching.WorkCarry:
+		// A leader that was frozen comes late: on a cluster that clients use no cursor is touched any more (C8).
+		if err := d.mine(ctx, route.StateFenced); err != nil {
+			return notYet(err)
+		}
 		var carried []switching.Carried
 		if carried, r.Why, err = d.topic.Carry(ctx); err == nil {
 			d.carried(carried)

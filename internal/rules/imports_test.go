@@ -44,7 +44,7 @@ var only = map[string][]string{
 	"golang.org/x/sys":                {"pointsman/netio", "pointsman/store", "pointsman/bench"},
 	"github.com/spf13/cobra":          {"pointsman/cmd/pointsman"},
 	"github.com/goccy/go-yaml":        {"pointsman/internal/config", "pointsman/internal/admin", "pointsman/cmd/pointsman"},
-	"github.com/prometheus":           {"pointsman/internal/app", "pointsman/internal/admin", "pointsman/internal/testkit/suite", "pointsman/cmd/pointsman-demo", "pointsman/e2e"},
+	"github.com/prometheus":           {"pointsman/internal/app", "pointsman/internal/controller", "pointsman/internal/admin", "pointsman/internal/testkit/suite", "pointsman/cmd/pointsman-demo", "pointsman/e2e"},
 	"github.com/HdrHistogram":         {"pointsman/bench"},
 	"github.com/apache/pulsar-client": {"pointsman/internal/testkit/suite", "pointsman/cmd/pointsman-demo", "pointsman/e2e"},
 }
