@@ -364,9 +364,10 @@ func (r *Rig) configure(ctx context.Context, c *Cluster) error {
 	}
 	call(http.MethodPut, "/admin/v2/tenants/acme", map[string]any{"adminRoles": []string{}, "allowedClusters": []string{"a", "b"}})
 	namespace := func(name string, clusters ...string) {
+		// With retention the tests can read what was consumed: brokers throw full ledgers away otherwise.
 		call(http.MethodPut, "/admin/v2/namespaces/acme/"+name, map[string]any{"replication_clusters": clusters, "bundles": map[string]any{
 			"numBundles": 8,
-		}})
+		}, "retention_policies": map[string]int{"retentionTimeInMinutes": 60, "retentionSizeInMB": 512}})
 	}
 	namespace("plain", c.Name)
 	namespace("geo", "a", "b")
