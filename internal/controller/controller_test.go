@@ -60,8 +60,8 @@ func (f *fakeTopic) Replicated(_ context.Context, tail string) (string, error) {
 	}
 	return "", nil
 }
-func (f *fakeTopic) Carry(context.Context) ([]switching.Carried, string, error) {
-	return []switching.Carried{{Topic: base, Subscription: "s", How: "source position", First: "9:42", Unacked: 3, Repeated: 1}}, "", f.call("carry")
+func (f *fakeTopic) Carry(context.Context) ([]switching.Carried, error) {
+	return []switching.Carried{{Topic: base, Subscription: "s", How: "source position", First: "9:42", Unacked: 3, Repeated: 1}}, f.call("carry")
 }
 func (f *fakeTopic) ReadBack(context.Context) (string, error) { return "", f.call("read back") }
 func (f *fakeTopic) Since(context.Context, string) (string, []string, error) {

@@ -18,8 +18,8 @@ type Topic interface {
 	Tail(ctx context.Context) (tail string, publishers []string, err error)
 	// Replicated says how far replication is, as long as it has not passed tail.
 	Replicated(ctx context.Context, tail string) (missing string, err error)
-	// Carry puts the subscriptions of the new cluster where those of the old one are, by absolute positions. wrong names what is not so.
-	Carry(ctx context.Context) (carried []switching.Carried, wrong string, err error)
+	// Carry puts the subscriptions of the new cluster where those of the old one are, by absolute positions.
+	Carry(ctx context.Context) ([]switching.Carried, error)
 	// ReadBack compares the subscriptions of both clusters and says what is wrong.
 	ReadBack(ctx context.Context) (wrong string, err error)
 	// Since names what clients have published on the old cluster after tail, and who publishes there.

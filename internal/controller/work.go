@@ -273,7 +273,7 @@ func (d *driver) onClusters(ctx context.Context, step switching.Step) (r switchi
 			return notYet(err)
 		}
 		var carried []switching.Carried
-		if carried, r.Why, err = d.topic.Carry(ctx); err == nil {
+		if carried, err = d.topic.Carry(ctx); err == nil {
 			d.carried(carried)
 		}
 	case switching.WorkReadBack:
