@@ -218,7 +218,9 @@ func carry(t *testing.T, from, to *Cluster, parts []string) map[string][]pulsara
 			t.Errorf("%s, again: %s", part, wrong)
 		}
 		t.Logf("%s: %d subscriptions carried in %v, again in %v", part, len(plans), first.Round(time.Millisecond), time.Since(began).Round(time.Millisecond))
-		tails, err := pair.CompareTails(t.Context(), 500)
+		log, err := a.Tail(t.Context(), part)
+		must(t, err)
+		tails, err := pair.CompareTails(t.Context(), log.Last, 500)
 		must(t, err)
 		if tails.String() != "" {
 			t.Error(tails.String())

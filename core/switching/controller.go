@@ -437,12 +437,12 @@ func (c *Controller) judgeEvicted(now time.Time, s Survey) {
 }
 
 // judgePublishers aborts when somebody publishes on the old cluster who is no client of a proxy.
-func (c *Controller) judgePublishers(names []string) {
+func (c *Controller) judgePublishers(all []Publisher) {
 	claimed := strings.Split(c.claims, "\n")
 	var strangers []string
-	for _, name := range names {
-		if _, ok := slices.BinarySearch(claimed, name); !ok {
-			strangers = append(strangers, name)
+	for _, p := range all {
+		if _, ok := slices.BinarySearch(claimed, p.Name); !ok {
+			strangers = append(strangers, p.Text)
 		}
 	}
 	switch {

@@ -137,7 +137,9 @@ func (s *scenario) answer(answer Answer, done bool, args []string) {
 		case "tail":
 			r.Tail = value
 		case "publishers":
-			r.Publishers = strings.Split(value, ",")
+			for name := range strings.SplitSeq(value, ",") {
+				r.Publishers = append(r.Publishers, Publisher{Name: name, Text: name + " from 10.0.0.9"})
+			}
 		case "foreign":
 			r.Foreign = value
 		case "member":

@@ -108,9 +108,16 @@ type Report struct {
 	Survey Survey
 	// Tail is the driver's own notation of one position per partition.
 	Tail string
-	// Publishers are the names of the producers on the old cluster, replicators left out.
-	Publishers []string
+	// Publishers are the producers on the old cluster, replicators left out.
+	Publishers []Publisher
 	Foreign    string
+}
+
+// Publisher is a producer on the old cluster.
+type Publisher struct {
+	Name string
+	// Text tells an operator who it is: name, address and library.
+	Text string
 }
 
 // Survey is who could act on a topic, and what they have acknowledged.

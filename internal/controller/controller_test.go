@@ -32,7 +32,7 @@ type fakeTopic struct {
 	mu         sync.Mutex
 	failures   map[string]int
 	calls      map[string]int
-	publishers []string
+	publishers []switching.Publisher
 	foreign    string
 }
 
@@ -48,10 +48,10 @@ func (f *fakeTopic) call(name string) error {
 }
 
 func (f *fakeTopic) Warm(context.Context) error { return f.call("warm") }
-func (f *fakeTopic) Evict(context.Context) ([]string, error) {
+func (f *fakeTopic) Evict(context.Context) ([]switching.Publisher, error) {
 	return nil, f.call("evict")
 }
-func (f *fakeTopic) Tail(context.Context) (string, []string, error) {
+func (f *fakeTopic) Tail(context.Context) (string, []switching.Publisher, error) {
 	return base + "=7:41", f.publishers, f.call("tail")
 }
 func (f *fakeTopic) Replicated(_ context.Context, tail string) (string, error) {
@@ -64,7 +64,7 @@ func (f *fakeTopic) Carry(context.Context) ([]switching.Carried, error) {
 	return []switching.Carried{{Topic: base, Subscription: "s", How: "source position", First: "9:42", Unacked: 3, Repeated: 1}}, f.call("carry")
 }
 func (f *fakeTopic) ReadBack(context.Context) (string, error) { return "", f.call("read back") }
-func (f *fakeTopic) Since(context.Context, string) (string, []string, error) {
+func (f *fakeTopic) Since(context.Context, string) (string, []switching.Publisher, error) {
 	return f.foreign, f.publishers, f.call("since")
 }
 func (f *fakeTopic) Verify(context.Context, string) (Verified, error) {
@@ -223,8 +223,10 @@ func TestASwitchThatCannotBeSafeGivesTheTopicBack(t *testing.T) {
 		"entries are not replicated": func(w *world) { w.topic.failures["replicated"] = -1 },
 		"no answer":                  func(w *world) { w.topic.failures["carry"] = -1 },
 		"past the proxies":           func(w *world) { w.topic.foreign = `producer "x" from 10.0.0.9:5` },
-		"clients of no proxy":        func(w *world) { w.topic.publishers = []string{"p-p1", "stranger"} },
-		"p1":                         func(w *world) { w.mute.Store(true) },
+		"clients of no proxy: producer \"stranger\" from 10.0.0.9:4711": func(w *world) {
+			w.topic.publishers = []switching.Publisher{{Name: "p-p1"}, {Name: "stranger", Text: `producer "stranger" from 10.0.0.9:4711`}}
+		},
+		"p1": func(w *world) { w.mute.Store(true) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			in(t, func(t *testing.T) {

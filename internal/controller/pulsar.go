@@ -21,6 +21,7 @@ type pulsarTopic struct {
 	names      []string // of the partitions
 	pairs      []*pulsaradmin.Pair
 	plans      [][]pulsaradmin.Plan // of the last Carry, by partition
+	unacked    []map[string]int64   // by partition and subscription, as it was before an eviction; nil without one
 }
 
 // verifyEntries is how many of the last messages of each partition are looked for on the new cluster after the flip.
@@ -84,32 +85,48 @@ func (t *pulsarTopic) Warm(ctx context.Context) error {
 	return err
 }
 
-// Evict unloads every partition of the old cluster.
-func (t *pulsarTopic) Evict(ctx context.Context) ([]string, error) {
+// Evict unloads every partition of the old cluster. What its consumers have and did not acknowledge is noted before: afterwards the cluster has forgotten.
+func (t *pulsarTopic) Evict(ctx context.Context) ([]switching.Publisher, error) {
+	unacked := make([]map[string]int64, len(t.names))
+	err := t.each(func(i int) error {
+		s, err := t.from.Stats(ctx, t.names[i])
+		unacked[i] = map[string]int64{}
+		for name, sub := range s.Subscriptions {
+			for _, c := range sub.Consumers {
+				unacked[i][name] += c.Unacked
+			}
+		}
+		return err
+	})
+	// Once only: in a second eviction the consumers are gone already. Without the numbers the forecast is too low, and the switch no less safe.
+	if err == nil && t.unacked == nil {
+		t.unacked = unacked
+	}
 	if err := t.each(func(i int) error { return t.from.Evict(ctx, t.names[i]) }); err != nil {
 		return nil, err
 	}
 	return t.publishers(ctx)
 }
 
-func (t *pulsarTopic) publishers(ctx context.Context) ([]string, error) {
+func (t *pulsarTopic) publishers(ctx context.Context) ([]switching.Publisher, error) {
 	var mu sync.Mutex
-	var names []string
+	var all []switching.Publisher
 	err := t.each(func(i int) error {
 		s, err := t.from.Stats(ctx, t.names[i])
 		mu.Lock()
 		defer mu.Unlock()
 		for _, p := range s.Publishers {
-			names = append(names, p.Name)
+			all = append(all, switching.Publisher{Name: p.Name, Text: p.String()})
 		}
 		return err
 	})
-	slices.Sort(names)
-	return slices.Compact(names), err
+	// A producer on many partitions is named once.
+	slices.SortFunc(all, func(a, b switching.Publisher) int { return strings.Compare(a.Name, b.Name) })
+	return slices.CompactFunc(all, func(a, b switching.Publisher) bool { return a.Name == b.Name }), err
 }
 
 // Tail reads the ends of the old cluster's logs, "topic=ledger:entry", one a line.
-func (t *pulsarTopic) Tail(ctx context.Context) (string, []string, error) {
+func (t *pulsarTopic) Tail(ctx context.Context) (string, []switching.Publisher, error) {
 	lines := make([]string, len(t.names))
 	err := t.each(func(i int) error {
 		log, err := t.from.Tail(ctx, t.names[i])
@@ -172,15 +189,23 @@ func (t *pulsarTopic) Carry(ctx context.Context) (carried []switching.Carried, e
 		}
 		return t.pairs[i].Apply(ctx, t.plans[i])
 	})
-	for _, plans := range t.plans {
+	for i, plans := range t.plans {
 		for _, p := range plans {
 			carried = append(carried, switching.Carried{
 				Topic: p.Topic, Subscription: p.Subscription, How: string(p.How), First: p.First.String(), Holes: len(p.Holes),
-				Backlog: p.Backlog, Unacked: p.Unacked, Repeated: p.Repeated, Missing: p.Missing, Note: p.Note,
+				Backlog: p.Backlog, Unacked: t.inHand(i, p), Repeated: p.Repeated, Missing: p.Missing, Note: p.Note,
 			})
 		}
 	}
 	return carried, err
+}
+
+// inHand is how many entries the consumers of a subscription have and did not acknowledge.
+func (t *pulsarTopic) inHand(partition int, p pulsaradmin.Plan) int64 {
+	if t.unacked == nil {
+		return p.Unacked
+	}
+	return max(p.Unacked, min(t.unacked[partition][p.Subscription], p.Backlog))
 }
 
 // ReadBack compares the subscriptions of the new cluster with the plans of the last Carry.
@@ -198,7 +223,7 @@ func (t *pulsarTopic) ReadBack(ctx context.Context) (string, error) {
 }
 
 // Since looks for messages of clients behind tail.
-func (t *pulsarTopic) Since(ctx context.Context, tail string) (string, []string, error) {
+func (t *pulsarTopic) Since(ctx context.Context, tail string) (string, []switching.Publisher, error) {
 	after, err := t.positions(tail)
 	if err != nil {
 		return "", nil, err
@@ -244,7 +269,7 @@ func (t *pulsarTopic) Verify(ctx context.Context, tail string) (Verified, error)
 		if err := t.pairs[i].Load(ctx); err != nil {
 			return err
 		}
-		r, err := t.pairs[i].CompareTails(ctx, verifyEntries)
+		r, err := t.pairs[i].CompareTails(ctx, last[i], verifyEntries)
 		mu.Lock()
 		defer mu.Unlock()
 		v.Tail[t.names[i]], v.First[t.names[i]] = last[i].String(), r.Last.String()

@@ -21,11 +21,15 @@ type TailReport struct {
 // maxMissing bounds how many missing messages a report names.
 const maxMissing = 20
 
-// CompareTails looks for the last n entries of the old cluster on the new one, by origin or by producer and sequence id. Load comes first.
-func (p *Pair) CompareTails(ctx context.Context, n int64) (TailReport, error) {
+// CompareTails looks for the last n entries of the old cluster up to last on the new one, by origin or by producer and sequence id. Load comes first. What lies behind
+// last has come from the new cluster since, which Load may have read before it was there.
+func (p *Pair) CompareTails(ctx context.Context, last Position, n int64) (TailReport, error) {
 	r := TailReport{Topic: p.Topic, First: NoPosition, Last: NoPosition}
 	before := NoPosition
-	err := p.from.forward(ctx, p.from.in.Len()-n, func(e Entry) (bool, error) {
+	err := p.from.forward(ctx, p.from.in.Index(Position{last.Ledger, last.Entry + 1})-n, func(e Entry) (bool, error) {
+		if last.Before(e.Position) {
+			return true, nil
+		}
 		if !e.deliverable() {
 			return false, nil
 		}
