@@ -21,7 +21,7 @@ STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
 BENCHSTAT   = golang.org/x/perf/cmd/benchstat@v0.0.0-20260908200009-22c9c6c9d4da
 LDFLAGS     = -s -w -X pointsman/internal/app.Version=$(VERSION)
 
-.PHONY: build demo test test-unit model e2e fuzz bench bench-compare bench-peers bench-scale bench-once robustness lint preflight generate clean
+.PHONY: build demo test test-unit model e2e guarantees fuzz bench bench-compare bench-peers bench-scale bench-once robustness lint preflight generate clean
 
 build: ## bin/pointsman
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/pointsman ./cmd/pointsman
@@ -76,6 +76,12 @@ fuzz: ## FUZZTIME for each fuzz target
 
 e2e: build ## RUN=regex KEEP=1
 	KEEP='$(KEEP)' $(GO) test -tags e2e -count=1 -timeout 25m -v -run '$(RUN)' ./e2e/...
+
+GUARANTEES = TestPlanned|TestAnIdleConsumer|TestDuplicatesAre|TestASwitchThat|TestAWriterPast|TestKillingTheLeader|TestAFrozenProxy|TestAFenceOutlives
+guarantees: build ## measures the table of docs/guarantees.md anew: the end-to-end tests of switches in full, 20 minutes
+	@: >e2e/testdata/guarantees.jsonl
+	E2E_FULL=1 E2E_RESULTS='$(CURDIR)/e2e/testdata/guarantees.jsonl' $(GO) test -tags e2e -count=1 -timeout 60m -v -run '$(GUARANTEES)' ./e2e
+	$(GO) test ./e2e -run TestTheTableOfGuarantees -rewrite
 
 generate: ## codec/pulsarpb from pulsar.proto; needs protoc and protoc-gen-go
 	$(GO) generate ./codec/pulsarpb

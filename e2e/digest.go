@@ -19,6 +19,9 @@ type Event struct {
 	Key  string  `json:"key"`
 	ID   string  `json:"id"`
 	Text string  `json:"text"`
+	// S is the subscription that received it, "reader" for a reader beside others; Stored is the id as an application would store it.
+	S      string `json:"s"`
+	Stored string `json:"stored"`
 }
 
 // Digest says what became of numbered messages.
@@ -68,6 +71,30 @@ func Compare(acks, recvs []Event) Digest {
 	}
 	slices.Sort(d.Lost)
 	return d
+}
+
+// CompareKeys is Compare where only the order of each key is promised: number n has key n % keys. Without keys it is Compare.
+func CompareKeys(acks, recvs []Event, keys int64) Digest {
+	d := Compare(acks, recvs)
+	if keys == 0 {
+		return d
+	}
+	d.OrderBreaks = 0
+	byKey := make([][]Event, keys)
+	for _, e := range recvs {
+		if e.N >= 0 {
+			byKey[e.N%keys] = append(byKey[e.N%keys], e)
+		}
+	}
+	for _, some := range byKey {
+		d.OrderBreaks += Compare(nil, some).OrderBreaks
+	}
+	return d
+}
+
+// Perfect tells that each acknowledged message came once, intact and in order, and nothing else.
+func (d Digest) Perfect() bool {
+	return len(d.Lost)+len(d.Corrupt)+len(d.Unexpected)+d.Duplicates+d.OrderBreaks == 0
 }
 
 func (d Digest) String() string {

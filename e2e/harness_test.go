@@ -186,17 +186,20 @@ func onlyOn(t *testing.T, topic string, c *Cluster, messages int64) {
 
 // ---- Pointsman
 
-var startPair = sync.OnceValues(func() (pair [2]*Pointsman, err error) {
+var startPair = sync.OnceValues(func() (pair [2]*Pointsman, err error) { return newPair("p", "pointsman-"+runID) })
+
+// newPair starts two proxies that share a map of their own.
+func newPair(name, chroot string) (pair [2]*Pointsman, err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
+	defer cancel()
 	for i := range pair {
-		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
-		defer cancel()
-		config := rig.PointsmanConfig("pointsman-"+runID, "")
-		if pair[i], err = StartPointsman(ctx, artifacts, processes, rig.Dir, fmt.Sprintf("p%d", i+1), config); err != nil {
+		if pair[i], err = StartPointsman(ctx, artifacts, processes, rig.Dir, fmt.Sprintf("%s%d", name, i+1), rig.PointsmanConfig(chroot, "")); err != nil {
 			return pair, err
 		}
+		pair[i].Map = rig.MapZK + "/" + chroot
 	}
 	return pair, nil
-})
+}
 
 // pair returns the two proxies of this run, started at the first call.
 func pair(t *testing.T) [2]*Pointsman {

@@ -3,21 +3,116 @@
 package e2e
 
 import (
+	"context"
+	"encoding/json"
 	"fmt"
 	"log/slog"
+	"os"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
+	zkclient "github.com/go-zookeeper/zk"
+
 	"pointsman/core/route"
 	"pointsman/core/switching"
+	"pointsman/internal/pulsaradmin"
+	"pointsman/store"
 	"pointsman/zk"
 )
 
-// plannedMoves is how many planned switches each client has to go through, there and back in turn.
-const plannedMoves = 10
+// full asks for everything that docs/guarantees.md tells: more rounds, and each client in each scenario.
+var full = os.Getenv("E2E_FULL") == "1"
 
-// SW-01, SW-07, GR-02: a planned switch at 1,000 messages per second, there and back: the application sees no error, nothing is lost, nothing
-// comes twice, and the order of the producer is kept, by the live consumer and in the logs of both clusters.
+// often is how many times something is done: few in an ordinary run.
+func often(few, many int) int {
+	if full {
+		return many
+	}
+	return few
+}
+
+// someClient is all clients, or in an ordinary run one of them.
+func someClients(one Client) []Client {
+	if full {
+		return Clients[:]
+	}
+	return []Client{one}
+}
+
+// plannedRate is the messages per second on the topic that moves; E2E_RATE is for runs by hand.
+func plannedRate() int {
+	if rate, err := strconv.Atoi(os.Getenv("E2E_RATE")); err == nil {
+		return rate
+	}
+	return liveRate
+}
+
+// SW-01, SW-02, SW-03, SW-14: one producer, every kind of subscription and a reader, producer and consumers through different proxies, ledger ids on cluster a
+// far above those of b; there and back under load. The application sees no error, nothing is lost, nothing comes twice, the order of each key is kept.
+func TestPlannedSwitchWithEverySubscription(t *testing.T) {
+	raiseLedgers(t, rig.A)
+	for _, client := range Clients {
+		t.Run(string(client), func(t *testing.T) {
+			l := startLoad(t, loadConfig{
+				scenario: "every subscription type, keyed batches", client: client, topic: newTopic("acme/geo", "every-"+string(client)), keys: 20, reader: true,
+				subs: []string{
+					"exclusive:exclusive:individual:1", "cumulative:exclusive:cumulative:1", "failover:failover:individual:2", "failover-cumulative:failover:cumulative:1",
+					"shared:shared:individual:2", "key-shared:key_shared:individual:2",
+				},
+				flags: []string{"--replicated", strconv.FormatBool(client == Go)},
+			})
+			wantHigherLedgers(t, l.c.topic)
+			l.thereAndBack(often(4, 20))
+			l.end(true)
+		})
+	}
+}
+
+// The other shapes of traffic: chunks, synchronous sends, no batches, partitions; there and back. Each with all clients in a full run.
+func TestPlannedSwitchOfOtherTraffic(t *testing.T) {
+	scenarios := []struct {
+		name, sub string
+		one       Client
+		rate      int
+		keys      int64
+		parts     int
+		flags     []string
+	}{
+		{name: "chunked messages of 12 MB", one: Java, rate: 1, flags: []string{"--chunk", "true", "--size", "12000000"}},
+		{name: "messages of 1 MB, no batches", one: Go, rate: 10, flags: []string{"--batch", "false", "--size", "1000000"}},
+		{name: "synchronous sends, no batches", one: Python, rate: 300, flags: []string{"--batch", "false", "--sync", "true"}},
+		{name: "three partitions", one: Java, rate: 500, keys: 30, parts: 3},
+		{name: "three partitions", one: Python, rate: 500, keys: 30, parts: 3},
+		{name: "no batches", one: Go, rate: 500, flags: []string{"--batch", "false"}},
+	}
+	done := map[string]bool{}
+	for _, s := range scenarios {
+		for _, client := range someClients(s.one) {
+			name := strings.ReplaceAll(s.name, " ", "-") + "/" + string(client)
+			if done[name] {
+				continue
+			}
+			done[name] = true
+			t.Run(name, func(t *testing.T) {
+				topic := newTopic("acme/geo", "shape")
+				if s.parts > 0 {
+					must(t, rig.A.CreatePartitioned(limited(t, 30*time.Second), topic, s.parts))
+				}
+				l := startLoad(t, loadConfig{
+					scenario: s.name, client: client, topic: topic, parts: s.parts, rate: s.rate, keys: s.keys, flags: s.flags, reader: s.parts == 0,
+					subs: []string{"failover:failover:individual:1", "shared:shared:individual:1"},
+				})
+				l.thereAndBack(often(2, 6))
+				l.end(true)
+			})
+		}
+	}
+}
+
+// SW-01: at 1,000 messages per second, there and back, with neighbours on the same connections: each message once and in order, for the live consumer and in
+// the logs of both clusters, and the neighbours notice nothing (SW-12).
 func TestPlannedSwitch(t *testing.T) {
 	for _, client := range Clients {
 		t.Run(string(client), func(t *testing.T) {
@@ -28,31 +123,30 @@ func TestPlannedSwitch(t *testing.T) {
 				setRoute(t, proxies[0], name, cluster.Name)
 				awaitRoute(t, name, cluster.Name)
 			}
-			live := startLive(t, client, proxies[0].URL, topic, sameOwner(t, rig.A, topic, neighbourA, proxies[0]), sameOwner(t, rig.B, topic, neighbourB, proxies[0]))
+			live := startLive(t, client, proxies[0].URL, plannedRate(), topic, sameOwner(t, rig.A, topic, neighbourA, proxies[0]), sameOwner(t, rig.B, topic, neighbourB, proxies[0]))
 			var holds []float64
-			gaps := live.moves(t, plannedMoves, func(round int) {
-				rec := planned(t, proxies[round%2], topic, []*Cluster{rig.A, rig.B}[round%2])
-				if rec.State != switching.StateDone {
-					t.Fatalf("switch %d ended as %s: %s\n%s", round, rec.State, rec.Note, steps(rec))
-				}
-				t.Logf("switch %d: hold %.0f ms, duplicates forecast %d: %s\n%s", round, rec.Receipt.HoldMillis, rec.Receipt.DuplicatesForecast, rec.Note, steps(rec))
+			gaps := live.moves(t, often(4, 20), func(round int) {
+				to := []*Cluster{rig.A, rig.B}[round%2]
+				rec := plannedDone(t, proxies[round%2], topic, to)
 				holds = append(holds, rec.Receipt.HoldMillis)
-				awaitClients(t, topic, []*Cluster{rig.A, rig.B}[round%2])
+				awaitClients(t, topic, to)
 			})
 			record := live.end(t, t.Errorf)
-			t.Logf("%s: %d planned switches: hold p50 %.0f ms, max %.0f ms; gap p50 %.0f ms, max %.0f ms", client, plannedMoves,
+			t.Logf("%s: %d planned switches: hold p50 %.0f ms, max %.0f ms; gap p50 %.0f ms, max %.0f ms", client, len(holds),
 				Percentile(holds, 0.5), Percentile(holds, 1), Percentile(gaps, 0.5), Percentile(gaps, 1))
 			acks, recvs := record.Of(0)
-			d := Compare(acks, recvs)
-			t.Logf("%s: live consumer: %v", client, d)
-			if len(d.Lost)+len(d.Corrupt)+len(d.Unexpected)+d.Duplicates+d.OrderBreaks != 0 {
+			row := Row{Mode: "planned", Scenario: fmt.Sprintf("neighbours on the same connections, %d msg/s", plannedRate()), Client: string(client), Subscription: "shared", Holds: holds, Gaps: gaps}
+			row.take(Compare(acks, recvs), len(record.Errors))
+			row.save(t)
+			t.Logf("%s: live consumer: %v", client, Compare(acks, recvs))
+			if d := Compare(acks, recvs); !d.Perfect() {
 				t.Errorf("live consumer: %v; want each message once and in order", d)
 			}
 			for _, c := range []*Cluster{rig.B, rig.A} {
 				got := readUntilComplete(t, c, topic, acks)
 				d := Compare(acks, got)
 				t.Logf("%s: read on %s: %v", client, c.Name, d)
-				if len(d.Lost)+len(d.Corrupt)+len(d.Unexpected)+d.Duplicates+d.OrderBreaks != 0 {
+				if !d.Perfect() {
 					t.Errorf("read on cluster %s: %v; want each message once and in order", c.Name, d)
 				}
 			}
@@ -60,13 +154,256 @@ func TestPlannedSwitch(t *testing.T) {
 	}
 }
 
+// loadConfig is traffic on one topic.
+type loadConfig struct {
+	scenario string
+	client   Client
+	topic    string
+	parts    int // partitions; 0 is a topic without
+	rate     int // 0 is plannedRate
+	keys     int64
+	subs     []string // name:type:ack:consumers
+	reader   bool
+	flags    []string
+	proxies  [2]*Pointsman // zero: those that all tests share
+}
+
+// load is a live driver on a topic that moves: its producer comes by the first proxy, its consumers by the second.
+type load struct {
+	t        *testing.T
+	c        loadConfig
+	names    []string // of the subscriptions, and the reader
+	driver   *Driver
+	at       *Cluster
+	holds    []float64
+	began    []float64 // of each switch, ms since 1970
+	forecast int64
+	// highest number that has come, by name; seen is how much of the record that covers.
+	highest map[string]int64
+	seen    int
+	// dropForeign leaves out what somebody else has published, which has no number.
+	dropForeign bool
+}
+
+func startLoad(t *testing.T, c loadConfig) *load {
+	t.Helper()
+	if c.proxies[0] == nil {
+		c.proxies = pair(t)
+	}
+	if c.rate == 0 {
+		c.rate = plannedRate()
+	}
+	setRoute(t, c.proxies[0], c.topic, "a")
+	for _, p := range c.proxies {
+		awaitRouteOn(t, p, c.topic, "a")
+	}
+	l := &load{t: t, c: c, at: rig.A, highest: map[string]int64{}}
+	for _, s := range c.subs {
+		name, _, _ := strings.Cut(s, ":")
+		l.names = append(l.names, name)
+	}
+	if c.reader {
+		l.names = append(l.names, "reader")
+	}
+	args := append([]string{
+		"--url", c.proxies[0].URL, "--read-url", c.proxies[1].URL, "--topics", c.topic, "--rates", strconv.Itoa(c.rate), "--keys", strconv.FormatInt(c.keys, 10),
+		"--subs", strings.Join(c.subs, ","), "--reader", strconv.FormatBool(c.reader),
+	}, c.flags...)
+	l.driver = startDriver(t, c.client, "live", args...)
+	l.flow("the first messages")
+	return l
+}
+
+// flow waits until everything that has its receipt by now, and half a second's worth more, has come to every subscription.
+func (l *load) flow(when string) {
+	l.t.Helper()
+	target := int64(-1)
+	for _, e := range l.driver.Record().Acks {
+		target = max(target, e.N)
+	}
+	target += max(1, int64(l.c.rate)/2)
+	_, err := l.driver.Wait(limited(l.t, catchUpLimit), fmt.Sprintf("traffic on every subscription %s, up to number %d", when, target), func(r Record) bool {
+		for ; l.seen < len(r.Recvs); l.seen++ {
+			if e := r.Recvs[l.seen]; e.N > l.highest[e.S] {
+				l.highest[e.S] = e.N
+			}
+		}
+		for _, name := range l.names {
+			if l.highest[name] < target {
+				return false
+			}
+		}
+		return true
+	})
+	if err != nil {
+		l.t.Fatalf("%v; highest numbers %v", err, l.highest)
+	}
+}
+
+// thereAndBack moves the topic that many times; the last ones to ask are asked of the other proxy.
+func (l *load) thereAndBack(times int) {
+	l.t.Helper()
+	for i := range times {
+		to := l.other()
+		l.began = append(l.began, nowMillis())
+		rec := plannedDone(l.t, l.c.proxies[i%2], l.c.topic, to)
+		l.moved(rec, to)
+		l.flow(fmt.Sprintf("after switch %d", i+1))
+		l.nothingNewOn(rec)
+	}
+}
+
+func (l *load) moved(rec switching.Record, to *Cluster) {
+	l.at = to
+	l.holds = append(l.holds, rec.Receipt.HoldMillis)
+	l.forecast += rec.Receipt.DuplicatesForecast
+}
+
+func (l *load) other() *Cluster {
+	if l.at == rig.A {
+		return rig.B
+	}
+	return rig.A
+}
+
+// save adds the row to the file that E2E_RESULTS names.
+func (r *Row) save(t *testing.T) {
+	t.Helper()
+	path := os.Getenv("E2E_RESULTS")
+	if path == "" {
+		return
+	}
+	text, err := json.Marshal(r)
+	must(t, err)
+	file, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
+	must(t, err)
+	_, err = file.Write(append(text, '\n')) // one write: tests run in parallel
+	must(t, err)
+	must(t, file.Close())
+}
+
+// nothingNewOn checks that no client's message came to the old cluster after the last one of the drain (promise 2).
+func (l *load) nothingNewOn(rec switching.Record) {
+	l.t.Helper()
+	old := carrier(l.t, map[string]*Cluster{"a": rig.A, "b": rig.B}[rec.From])
+	for part, text := range rec.Receipt.Tail {
+		tail, err := pulsaradmin.ParsePosition(text)
+		must(l.t, err)
+		own, err := old.OwnSince(limited(l.t, 20*time.Second), part, tail)
+		must(l.t, err)
+		if len(own) != 0 {
+			l.t.Errorf("switch %s: cluster %s got %d messages of %s after the drain at %v, the first of %q at %v; want none", rec.ID, rec.From, len(own), part, tail, own[0].Producer, own[0].Position)
+		}
+	}
+}
+
+// end stops the traffic and judges what every subscription got; exact allows no duplicates.
+func (l *load) end(exact bool) {
+	t := l.t
+	t.Helper()
+	must(t, l.driver.Say("stop"))
+	await(t, l.driver, "the producer to stop", func(r Record) bool { return r.Stopped })
+	l.complete()
+	must(t, l.driver.Say("quit"))
+	record := finish(t, 30*time.Second, l.driver)
+	var gaps []float64
+	for _, from := range l.began {
+		gaps = append(gaps, LongestGap(record.Acks, from, from+5_000))
+	}
+	t.Logf("%s, %s: %d switches: hold p50 %.0f ms, max %.0f ms; longest gap between receipts p50 %.0f ms, max %.0f ms; duplicates forecast %d", l.c.scenario, l.c.client,
+		len(l.holds), Percentile(l.holds, 0.5), Percentile(l.holds, 1), Percentile(gaps, 0.5), Percentile(gaps, 1), l.forecast)
+	for i, name := range l.names {
+		row := Row{Mode: "planned", Scenario: l.c.scenario, Client: string(l.c.client), Subscription: "reader", Holds: l.holds, Gaps: gaps}
+		ordered := true
+		if i < len(l.c.subs) {
+			parts := strings.Split(l.c.subs[i], ":")
+			row.Subscription = parts[1] + ", " + parts[2] + " acks, " + parts[3] + " consumer(s)"
+			ordered = parts[1] != "shared" || parts[3] == "1"
+		}
+		d := CompareKeys(record.Acks, l.of(record, name), l.c.keys)
+		if !ordered {
+			d.OrderBreaks, row.Unordered = 0, true
+		}
+		row.take(d, len(record.Errors))
+		row.save(t)
+		t.Logf("  %-20s %v", name, d)
+		if !exact {
+			d.Duplicates = 0
+		}
+		if !d.Perfect() {
+			t.Errorf("%s: %v; want each message once and in order (forecast of duplicates %d)", name, d, l.forecast)
+		}
+	}
+}
+
+func (l *load) of(record Record, name string) (recvs []Event) {
+	for _, e := range record.Recvs {
+		if e.S == name && !(l.dropForeign && e.N < 0) {
+			recvs = append(recvs, e)
+		}
+	}
+	return recvs
+}
+
+// complete waits until every subscription has got everything that has a receipt.
+func (l *load) complete() {
+	l.t.Helper()
+	type message struct {
+		name string
+		n    int64
+	}
+	missing := map[message]bool{}
+	for _, e := range l.driver.Record().Acks {
+		for _, name := range l.names {
+			missing[message{name, e.N}] = true
+		}
+	}
+	seen := 0
+	if _, err := l.driver.Wait(limited(l.t, catchUpLimit), "every subscription to have everything", func(r Record) bool {
+		for ; seen < len(r.Recvs); seen++ {
+			delete(missing, message{r.Recvs[seen].S, r.Recvs[seen].N})
+		}
+		return len(missing) == 0
+	}); err != nil {
+		count := map[string]int{}
+		for m := range missing {
+			count[m.name]++
+		}
+		l.t.Errorf("%v; missing by subscription: %v", err, count)
+	}
+}
+
+// plannedDone is planned, for a switch that has to succeed.
+func plannedDone(t *testing.T, p *Pointsman, topic string, to *Cluster) switching.Record {
+	t.Helper()
+	rec := planned(t, p, topic, to)
+	if rec.State != switching.StateDone {
+		t.Fatalf("the switch to %s ended as %s: %s\n%s", to.Name, rec.State, rec.Note, steps(rec))
+	}
+	t.Logf("to %s: hold %.0f ms, duplicates forecast %d, evicted %v: %s %s", to.Name, rec.Receipt.HoldMillis, rec.Receipt.DuplicatesForecast, rec.Receipt.Evicted, rec.Note, holdSteps(rec))
+	return rec
+}
+
 // planned runs a planned switch to its end.
 func planned(t *testing.T, p *Pointsman, topic string, to *Cluster) switching.Record {
 	t.Helper()
-	ctx := limited(t, 90*time.Second)
-	st, err := zk.Open(ctx, zk.Config{Servers: rig.MapZK + "/pointsman-" + runID, SessionTimeout: 10 * time.Second, Logger: slog.New(slog.DiscardHandler)})
+	st := openMap(t, p)
+	return awaitSwitch(t, st, request(t, st, topic, to))
+}
+
+// openMap opens the store of a proxy's map.
+func openMap(t *testing.T, p *Pointsman) store.Store {
+	t.Helper()
+	st, err := zk.Open(limited(t, 30*time.Second), zk.Config{Servers: p.Map, SessionTimeout: 10 * time.Second, Logger: slog.New(slog.DiscardHandler)})
 	must(t, err)
-	defer st.Close()
+	t.Cleanup(func() { _ = st.Close() })
+	return st
+}
+
+// request asks the leader for a switch by its record alone: no preflight refuses it.
+func request(t *testing.T, st store.Store, topic string, to *Cluster) switching.Record {
+	t.Helper()
+	ctx := limited(t, 20*time.Second)
 	e, ok, err := st.Entry(ctx, topic)
 	must(t, err)
 	if !ok || e.State != route.StateActive {
@@ -77,11 +414,29 @@ func planned(t *testing.T, p *Pointsman, topic string, to *Cluster) switching.Re
 		State: switching.StateRequested, Epoch: e.Epoch + 1, Started: time.Now(), Who: "e2e",
 	}
 	must(t, st.PutSwitch(ctx, rec))
-	must(t, WaitUntil(ctx, "switch "+rec.ID+" to end", func() (bool, error) {
-		var err error
-		rec, err = st.Switch(ctx, rec.ID)
-		return rec.State.Over(), err
-	}))
+	return rec
+}
+
+// awaitSwitch waits for the end of a switch.
+func awaitSwitch(t *testing.T, st store.Store, rec switching.Record) switching.Record {
+	t.Helper()
+	return awaitRecord(t, st, rec, 90*time.Second, "to end", func(r switching.Record) bool { return r.State.Over() })
+}
+
+func awaitRecord(t *testing.T, st store.Store, rec switching.Record, limit time.Duration, what string, reached func(switching.Record) bool) switching.Record {
+	t.Helper()
+	ctx := limited(t, limit)
+	err := WaitUntil(ctx, "switch "+rec.ID+" "+what, func() (bool, error) {
+		once, cancel := context.WithTimeout(ctx, 5*time.Second)
+		defer cancel()
+		if now, err := st.Switch(once, rec.ID); err == nil { // else the store is away, or gone for the moment
+			rec = now
+		}
+		return reached(rec), nil
+	})
+	if err != nil {
+		t.Fatalf("%v: %s: %s\n%s", err, rec.State, rec.Note, steps(rec))
+	}
 	return rec
 }
 
@@ -93,4 +448,51 @@ func steps(rec switching.Record) (text string) {
 		text += fmt.Sprintf("  %s %-16s %7.1f ms ×%d %s\n", s.Began.Format("05.000"), s.Work, s.Millis, max(s.Times, 1), s.Why)
 	}
 	return text
+}
+
+// holdSteps is what the time of a fence went for, in one line.
+func holdSteps(rec switching.Record) string {
+	var parts []string
+	for _, s := range rec.Receipt.Steps {
+		parts = append(parts, fmt.Sprintf("%s %.0f", s.Work, s.Millis))
+	}
+	return "(ms: " + strings.Join(parts, ", ") + ")"
+}
+
+// raiseLedgers makes the next ledger ids of a cluster larger, as if it had been in use for years (SW-02): BookKeeper takes them from the
+// counter of children that this node of ZooKeeper ever had.
+func raiseLedgers(t *testing.T, c *Cluster) {
+	t.Helper()
+	conn, events, err := zkclient.Connect([]string{c.ZooKeeper}, 10*time.Second, zkclient.WithLogger(slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug)))
+	must(t, err)
+	defer conn.Close()
+	for e := range events {
+		if e.State == zkclient.StateHasSession {
+			break
+		}
+	}
+	for range 20 {
+		var ops []any
+		for range 500 {
+			ops = append(ops, &zkclient.CreateRequest{Path: "/ledgers/idgen/ID-", Acl: zkclient.WorldACL(zkclient.PermAll), Flags: zkclient.FlagEphemeral | zkclient.FlagSequence})
+		}
+		_, err := conn.Multi(ops...)
+		must(t, err)
+	}
+}
+
+// wantHigherLedgers makes sure that raiseLedgers has done its work for a topic on both clusters.
+func wantHigherLedgers(t *testing.T, topic string) {
+	t.Helper()
+	var ledgers [2]int64
+	for i, c := range []*Cluster{rig.A, rig.B} {
+		must(t, WaitUntil(limited(t, 20*time.Second), topic+" to have messages on cluster "+c.Name, func() (bool, error) {
+			tail, err := carrier(t, c).Tail(t.Context(), topic)
+			ledgers[i] = tail.Last.Ledger
+			return err == nil && tail.Last.Entry >= 0, nil
+		}))
+	}
+	if ledgers[0] < ledgers[1]+5_000 {
+		t.Errorf("the ledger of %s is %d on cluster a and %d on b; want a's far above, to prove anything about message ids", topic, ledgers[0], ledgers[1])
+	}
 }

@@ -21,7 +21,12 @@ type Pointsman struct {
 	TLS  string // pulsar+ssl://localhost:port; its certificate is for that name alone
 	Ops  string // http://host:port for the CLI
 	Proc *Process
-	art  *Artifacts
+	// Map is where its map lies: "host:port/chroot" of ZooKeeper.
+	Map    string
+	art    *Artifacts
+	procs  *Processes
+	config string // file
+	starts int
 }
 
 // StartPointsman runs `pointsman serve` under the given name and waits until it is ready. config is YAML without
@@ -48,10 +53,20 @@ shutdown: { drain_delay: 0s }
 %s`, local(ports[0]), local(ports[2]), local(ports[1]), p.URL, name, filepath.Join(dir, name), config)); err != nil {
 		return nil, err
 	}
-	if p.Proc, err = procs.Start(name, exec.Command(art.Pointsman, "serve", "--config", path)); err != nil {
-		return nil, err
+	p.procs, p.config = procs, path
+	return p, p.Start(ctx)
+}
+
+// Start runs the proxy, again after it has ended: with the same addresses, name and state directory.
+func (p *Pointsman) Start(ctx context.Context) (err error) {
+	name := p.Name
+	if p.starts++; p.starts > 1 {
+		name = fmt.Sprintf("%s-%d", p.Name, p.starts)
 	}
-	return p, WaitUntil(ctx, "Pointsman "+name+" to be ready", func() (bool, error) {
+	if p.Proc, err = p.procs.Start(name, exec.Command(p.art.Pointsman, "serve", "--config", p.config)); err != nil {
+		return err
+	}
+	return WaitUntil(ctx, "Pointsman "+name+" to be ready", func() (bool, error) {
 		if !p.Proc.Alive() {
 			return false, fmt.Errorf("it has ended; its log %s ends with:\n%s", p.Proc.Log, p.Proc.LogTail(20))
 		}

@@ -31,7 +31,7 @@ func TestLiveSwitch(t *testing.T) {
 				setRoute(t, proxies[0], name, cluster.Name)
 				awaitRoute(t, name, cluster.Name)
 			}
-			live := startLive(t, client, proxies[0].URL, topic, sameOwner(t, rig.A, topic, neighbourA, proxies[0]), sameOwner(t, rig.B, topic, neighbourB, proxies[0]))
+			live := startLive(t, client, proxies[0].URL, liveRate, topic, sameOwner(t, rig.A, topic, neighbourA, proxies[0]), sameOwner(t, rig.B, topic, neighbourB, proxies[0]))
 			var evicted, unresolved int
 			gaps := live.moves(t, switches, func(round int) {
 				to := [2]*Cluster{rig.A, rig.B}[round%2]
@@ -75,7 +75,7 @@ func TestLiveUnloadWithoutAProxy(t *testing.T) {
 		t.Run(string(client), func(t *testing.T) {
 			topic := newTopic("acme/plain", "unload-"+string(client))
 			neighbour := sameOwner(t, rig.A, topic, newTopic("acme/plain", "unload-neighbour"), nil)
-			live := startLive(t, client, rig.A.URL(), topic, neighbour)
+			live := startLive(t, client, rig.A.URL(), liveRate, topic, neighbour)
 			gaps := live.moves(t, unloads, func(int) { must(t, rig.A.Unload(limited(t, 30*time.Second), topic)) })
 			// C++ (Python) closes a broker's connection when one topic of it is not ready: neighbours do suffer there.
 			record := live.end(t, t.Logf)
@@ -121,9 +121,9 @@ type liveRun struct {
 	sockets    int
 }
 
-func startLive(t *testing.T, client Client, url, topic string, neighbours ...string) *liveRun {
+func startLive(t *testing.T, client Client, url string, rate int, topic string, neighbours ...string) *liveRun {
 	t.Helper()
-	rates := fmt.Sprint(liveRate) + strings.Repeat(fmt.Sprintf(",%d", neighbourRate), len(neighbours))
+	rates := fmt.Sprint(rate) + strings.Repeat(fmt.Sprintf(",%d", neighbourRate), len(neighbours))
 	l := &liveRun{topic: topic, neighbours: neighbours}
 	l.driver = startDriver(t, client, "live", "--url", url, "--topics", strings.Join(append([]string{topic}, neighbours...), ","),
 		"--rates", rates, "--type", "shared", "--replicated", "true")

@@ -6,6 +6,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -36,6 +37,8 @@ type event struct {
 	Len  int     `json:"len,omitempty"`
 	Key  string  `json:"key,omitempty"`
 	ID   string  `json:"id,omitempty"`
+	S    string  `json:"s,omitempty"`
+	St   string  `json:"stored,omitempty"`
 	Text string  `json:"text,omitempty"`
 }
 
@@ -49,10 +52,13 @@ type driver struct {
 	outMu     sync.Mutex // guards out
 	out       *bufio.Writer
 
-	url, ca, topic, topics, rates, sub, kind string
+	url, readURL, ca, topic, topics, rates   string
+	sub, kind, ack, subs, from               string
 	count, start, rate, idle, linger, keys   int64
-	size, consumers                          int
+	skip                                     int64
+	size, consumers, lag                     int
 	batch, synchronous, chunk, replicatedSub bool
+	reader, toEnd, ids                       bool
 }
 
 func main() {
@@ -64,12 +70,18 @@ func main() {
 	d.ctx, d.end = context.WithCancel(context.Background())
 	flags := flag.NewFlagSet("godriver", flag.ExitOnError)
 	flags.StringVar(&d.url, "url", "", "service URL")
+	flags.StringVar(&d.readURL, "read-url", "", "service URL of the consumers and readers of live")
 	flags.StringVar(&d.ca, "ca", "", "file of the trusted authority, for pulsar+ssl")
 	flags.StringVar(&d.topic, "topic", "", "topic")
 	flags.StringVar(&d.topics, "topics", "", "topics of live, comma-separated")
 	flags.StringVar(&d.rates, "rates", "", "rates of live, comma-separated")
 	flags.StringVar(&d.sub, "sub", "e2e", "subscription")
 	flags.StringVar(&d.kind, "type", "exclusive", "subscription type")
+	flags.StringVar(&d.ack, "ack", "individual", "individual or cumulative acknowledgements")
+	flags.StringVar(&d.subs, "subs", "", "subscriptions of live: name:type:ack:consumers, comma-separated")
+	flags.StringVar(&d.from, "from", "", "message id to begin behind, or to seek")
+	flags.Int64Var(&d.skip, "skip", 0, "numbers divisible by it are not acknowledged")
+	flags.IntVar(&d.lag, "lag", 0, "messages in hand")
 	flags.Int64Var(&d.count, "count", 1, "messages")
 	flags.Int64Var(&d.start, "start", 0, "first number")
 	flags.Int64Var(&d.rate, "rate", 0, "messages per second")
@@ -86,12 +98,12 @@ func main() {
 	asBool("sync", &d.synchronous, false)
 	asBool("chunk", &d.chunk, false)
 	asBool("replicated", &d.replicatedSub, false)
+	asBool("reader", &d.reader, false)
+	asBool("to-end", &d.toEnd, false)
+	asBool("ids", &d.ids, false)
 	_ = flags.Parse(os.Args[2:]) // ExitOnError
 
-	logger := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelInfo}))
-	client, err := pulsar.NewClient(pulsar.ClientOptions{
-		URL: d.url, Logger: pulsarlog.NewLoggerWithSlog(logger), TLSTrustCertsFilePath: d.ca, TLSValidateHostname: d.ca != "",
-	})
+	client, err := d.connect(d.url)
 	if err != nil {
 		d.error("client", -1, err)
 		d.emit(event{E: "done"})
@@ -113,6 +125,13 @@ func main() {
 	}
 	client.Close()
 	d.emit(event{E: "done"})
+}
+
+func (d *driver) connect(url string) (pulsar.Client, error) {
+	logger := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelInfo}))
+	return pulsar.NewClient(pulsar.ClientOptions{
+		URL: url, Logger: pulsarlog.NewLoggerWithSlog(logger), TLSTrustCertsFilePath: d.ca, TLSValidateHostname: d.ca != "",
+	})
 }
 
 func (d *driver) produce(topic string, k int, rate, count int64) {
@@ -196,17 +215,62 @@ func (d *driver) stopped() bool {
 	}
 }
 
-func (d *driver) subscribe(topic string, k, c int) (pulsar.Consumer, error) {
-	kind, ok := map[string]pulsar.SubscriptionType{
-		"exclusive": pulsar.Exclusive, "shared": pulsar.Shared, "failover": pulsar.Failover, "key_shared": pulsar.KeyShared,
-	}[d.kind]
-	if !ok {
-		return nil, fmt.Errorf("unknown subscription type %q", d.kind)
+// sub is one subscription: name:type:ack:consumers.
+type sub struct {
+	name       string
+	kind       pulsar.SubscriptionType
+	cumulative bool
+	consumers  int
+}
+
+func (d *driver) subscriptions() (all []sub, err error) {
+	text := d.subs
+	if text == "" {
+		text = fmt.Sprintf("%s:%s:%s:%d", d.sub, d.kind, d.ack, d.consumers)
 	}
-	consumer, err := d.client.Subscribe(pulsar.ConsumerOptions{
-		Topic: topic, SubscriptionName: d.sub, Type: kind, Name: fmt.Sprintf("consumer-%d", c),
+	for one := range strings.SplitSeq(text, ",") {
+		parts := strings.Split(one, ":")
+		if len(parts) != 4 {
+			return nil, fmt.Errorf("subscription %q, want name:type:ack:consumers", one)
+		}
+		kind, ok := map[string]pulsar.SubscriptionType{
+			"exclusive": pulsar.Exclusive, "shared": pulsar.Shared, "failover": pulsar.Failover, "key_shared": pulsar.KeyShared,
+		}[parts[1]]
+		if !ok {
+			return nil, fmt.Errorf("unknown subscription type %q", parts[1])
+		}
+		s := sub{name: parts[0], kind: kind, cumulative: parts[2] == "cumulative"}
+		if s.consumers, err = strconv.Atoi(parts[3]); err != nil {
+			return nil, err
+		}
+		all = append(all, s)
+	}
+	return all, nil
+}
+
+// storedID is the id of -from, or the earliest.
+func (d *driver) storedID() (pulsar.MessageID, error) {
+	if d.from == "" {
+		return pulsar.EarliestMessageID(), nil
+	}
+	data, err := base64.StdEncoding.DecodeString(d.from)
+	if err != nil {
+		return nil, err
+	}
+	return pulsar.DeserializeMessageID(data)
+}
+
+func (d *driver) subscribe(client pulsar.Client, topic string, k int, s sub, c int) (pulsar.Consumer, error) {
+	consumer, err := client.Subscribe(pulsar.ConsumerOptions{
+		Topic: topic, SubscriptionName: s.name, Type: s.kind, Name: fmt.Sprintf("consumer-%d", c),
 		SubscriptionInitialPosition: pulsar.SubscriptionPositionEarliest, ReplicateSubscriptionState: d.replicatedSub,
 	})
+	if err == nil && d.from != "" {
+		var id pulsar.MessageID
+		if id, err = d.storedID(); err == nil {
+			err = consumer.Seek(id)
+		}
+	}
 	if err == nil {
 		d.emit(event{E: "ready", What: "consumer", K: k, C: c})
 	}
@@ -215,20 +279,37 @@ func (d *driver) subscribe(topic string, k, c int) (pulsar.Consumer, error) {
 
 func (d *driver) consume() {
 	tally := newTally(d)
+	subs, err := d.subscriptions()
+	if err != nil {
+		d.error("flags", -1, err)
+		return
+	}
 	var receiving sync.WaitGroup
-	for c := range d.consumers {
-		consumer, err := d.subscribe(d.topic, 0, c)
+	for c := range subs[0].consumers {
+		consumer, err := d.subscribe(d.client, d.topic, 0, subs[0], c)
 		if err != nil {
 			d.error("subscribe", -1, err)
 			continue
 		}
-		receiving.Go(func() { d.receiveAll(consumer, 0, c, tally) })
+		receiving.Go(func() { d.receiveAll(consumer, 0, subs[0], c, tally) })
 	}
 	receiving.Wait()
 }
 
-func (d *driver) receiveAll(consumer pulsar.Consumer, k, c int, tally *tally) {
+func (d *driver) receiveAll(consumer pulsar.Consumer, k int, s sub, c int, tally *tally) {
 	defer consumer.Close()
+	var inHand []pulsar.Message
+	acknowledgeDownTo := func(lag int) {
+		for ; len(inHand) > lag; inHand = inHand[1:] {
+			acknowledge := consumer.Ack
+			if s.cumulative {
+				acknowledge = consumer.AckCumulative
+			}
+			if err := acknowledge(inHand[0]); err != nil {
+				d.error("acknowledge", -1, err)
+			}
+		}
+	}
 	for d.ctx.Err() == nil && (tally == nil || tally.goesOn()) {
 		ctx, cancel := context.WithTimeout(d.ctx, 100*time.Millisecond)
 		message, err := consumer.Receive(ctx)
@@ -240,57 +321,119 @@ func (d *driver) receiveAll(consumer pulsar.Consumer, k, c int, tally *tally) {
 			d.error("receive", -1, err)
 			return
 		}
-		d.received(message, k, c)
-		if err := consumer.Ack(message); err != nil {
-			d.error("acknowledge", -1, err)
+		d.received(message, k, s.name, c)
+		if d.skip == 0 || numberOf(message.Payload())%d.skip != 0 {
+			inHand = append(inHand, message)
 		}
+		acknowledgeDownTo(d.lag)
 		if tally != nil {
 			tally.one()
 		}
 	}
+	acknowledgeDownTo(0)
+}
+
+func (d *driver) openReader(client pulsar.Client, topic string, k int) (pulsar.Reader, error) {
+	id, err := d.storedID()
+	if err != nil {
+		return nil, err
+	}
+	reader, err := client.CreateReader(pulsar.ReaderOptions{Topic: topic, StartMessageID: id})
+	if err == nil {
+		d.emit(event{E: "ready", What: "reader", K: k})
+	}
+	return reader, err
 }
 
 func (d *driver) read() {
-	reader, err := d.client.CreateReader(pulsar.ReaderOptions{Topic: d.topic, StartMessageID: pulsar.EarliestMessageID()})
+	reader, err := d.openReader(d.client, d.topic, 0)
 	if err != nil {
 		d.error("reader", -1, err)
 		return
 	}
+	if !d.toEnd {
+		d.readAll(reader, 0, newTally(d))
+		return
+	}
 	defer reader.Close()
-	d.emit(event{E: "ready", What: "reader"})
-	tally := newTally(d)
-	for tally.goesOn() {
+	for reader.HasNext() {
+		message, err := reader.Next(d.ctx)
+		if err != nil {
+			d.error("read", -1, err)
+			return
+		}
+		d.received(message, 0, "", 0)
+	}
+}
+
+func (d *driver) readAll(reader pulsar.Reader, k int, tally *tally) {
+	defer reader.Close()
+	name := "reader"
+	if tally != nil {
+		name = ""
+	}
+	for d.ctx.Err() == nil && (tally == nil || tally.goesOn()) {
 		ctx, cancel := context.WithTimeout(d.ctx, 100*time.Millisecond)
 		message, err := reader.Next(ctx)
 		cancel()
-		if errors.Is(err, context.DeadlineExceeded) {
+		if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
 			continue
 		}
 		if err != nil {
 			d.error("read", -1, err)
 			return
 		}
-		d.received(message, 0, 0)
-		tally.one()
+		d.received(message, k, name, 0)
+		if tally != nil {
+			tally.one()
+		}
 	}
 }
 
-func (d *driver) received(message pulsar.Message, k, c int) {
+func (d *driver) received(message pulsar.Message, k int, s string, c int) {
 	n := numberOf(message.Payload())
-	d.emit(event{E: "recv", N: &n, K: k, C: c, T: nowMillis(), CRC: crc32.ChecksumIEEE(message.Payload()),
-		Len: len(message.Payload()), Key: message.Key(), ID: fmt.Sprint(message.ID())})
+	e := event{E: "recv", N: &n, K: k, C: c, T: nowMillis(), CRC: crc32.ChecksumIEEE(message.Payload()),
+		Len: len(message.Payload()), Key: message.Key(), ID: fmt.Sprint(message.ID()), S: s}
+	if d.ids {
+		e.St = base64.StdEncoding.EncodeToString(message.ID().Serialize())
+	}
+	d.emit(e)
 }
 
 func (d *driver) live() {
 	topics, rates := strings.Split(d.topics, ","), strings.Split(d.rates, ",")
 	var producers, consumers sync.WaitGroup
-	for k, topic := range topics {
-		consumer, err := d.subscribe(topic, k, 0)
-		if err != nil {
-			d.error("subscribe", -1, err)
+	reading, subs, err := d.client, []sub(nil), error(nil)
+	if d.readURL != "" {
+		if reading, err = d.connect(d.readURL); err != nil {
+			d.error("client", -1, err)
 			return
 		}
-		consumers.Go(func() { d.receiveAll(consumer, k, 0, nil) })
+		defer reading.Close()
+	}
+	if subs, err = d.subscriptions(); err != nil {
+		d.error("flags", -1, err)
+		return
+	}
+	for k, topic := range topics {
+		for _, s := range subs {
+			for c := range s.consumers {
+				consumer, err := d.subscribe(reading, topic, k, s, c)
+				if err != nil {
+					d.error("subscribe", -1, err)
+					return
+				}
+				consumers.Go(func() { d.receiveAll(consumer, k, s, c, nil) })
+			}
+		}
+		if d.reader {
+			reader, err := d.openReader(reading, topic, k)
+			if err != nil {
+				d.error("reader", -1, err)
+				return
+			}
+			consumers.Go(func() { d.readAll(reader, k, nil) })
+		}
 	}
 	for k, topic := range topics {
 		rate, err := strconv.ParseInt(rates[k], 10, 64)

@@ -4,10 +4,13 @@ import java.io.InputStreamReader;
 import java.io.PrintStream;
 import java.nio.charset.StandardCharsets;
 import java.time.Instant;
+import java.util.ArrayDeque;
 import java.util.ArrayList;
+import java.util.Base64;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.Phaser;
 import java.util.concurrent.TimeUnit;
@@ -45,11 +48,7 @@ public final class Driver {
             flags.put(args[i].substring(2), args[i + 1]);
         }
         try {
-            ClientBuilder builder = PulsarClient.builder().serviceUrl(flags.get("url"));
-            if (flags.containsKey("ca")) {
-                builder.tlsTrustCertsFilePath(flags.get("ca")).enableTlsHostnameVerification(true).allowTlsInsecureConnection(false);
-            }
-            PulsarClient client = builder.build();
+            PulsarClient client = connect(flags.get("url"));
             switch (mode) {
                 case "produce" -> produce(client, flags.get("topic"), 0, num("rate", 0), num("count", 1));
                 case "consume" -> consume(client);
@@ -63,6 +62,14 @@ public final class Driver {
         emit("{\"e\":\"done\"}");
         // Producers and consumers are closed; closing the client as well would only wait 2 s for its event loops.
         System.exit(0);
+    }
+
+    private PulsarClient connect(String url) throws PulsarClientException {
+        ClientBuilder builder = PulsarClient.builder().serviceUrl(url);
+        if (flags.containsKey("ca")) {
+            builder.tlsTrustCertsFilePath(flags.get("ca")).enableTlsHostnameVerification(true).allowTlsInsecureConnection(false);
+        }
+        return builder.build();
     }
 
     // ---- producing
@@ -140,35 +147,66 @@ public final class Driver {
 
     // ---- consuming
 
-    private Consumer<byte[]> subscribe(PulsarClient client, String topic, int k, int c) throws PulsarClientException {
-        SubscriptionType type = switch (flags.getOrDefault("type", "exclusive")) {
+    /** One subscription: name:type:ack:consumers. */
+    private record Sub(String name, String kind, boolean cumulative, int consumers) {
+        static Sub parse(String text) {
+            String[] parts = text.split(":");
+            return new Sub(parts[0], parts[1], parts[2].equals("cumulative"), Integer.parseInt(parts[3]));
+        }
+    }
+
+    private List<Sub> subs() {
+        String one = flags.getOrDefault("sub", "e2e") + ":" + flags.getOrDefault("type", "exclusive") + ":"
+                + flags.getOrDefault("ack", "individual") + ":" + num("consumers", 1);
+        List<Sub> subs = new ArrayList<>();
+        for (String text : flags.getOrDefault("subs", one).split(",")) {
+            subs.add(Sub.parse(text));
+        }
+        return subs;
+    }
+
+    private Consumer<byte[]> subscribe(PulsarClient client, String topic, int k, Sub sub, int c) throws PulsarClientException {
+        SubscriptionType type = switch (sub.kind()) {
             case "shared" -> SubscriptionType.Shared;
             case "failover" -> SubscriptionType.Failover;
             case "key_shared" -> SubscriptionType.Key_Shared;
             default -> SubscriptionType.Exclusive;
         };
         Consumer<byte[]> consumer = client.newConsumer().topic(topic)
-                .subscriptionName(flags.getOrDefault("sub", "e2e")).subscriptionType(type)
+                .subscriptionName(sub.name()).subscriptionType(type)
                 .consumerName("consumer-" + c).replicateSubscriptionState(bool("replicated", false))
                 .subscriptionInitialPosition(SubscriptionInitialPosition.Earliest).subscribe();
+        if (flags.containsKey("from")) {
+            consumer.seek(storedId());
+        }
         emit("{\"e\":\"ready\",\"what\":\"consumer\",\"k\":" + k + ",\"c\":" + c + "}");
         return consumer;
     }
 
+    /** The id of --from. */
+    private MessageId storedId() throws PulsarClientException {
+        try {
+            return MessageId.fromByteArray(Base64.getDecoder().decode(flags.get("from")));
+        } catch (IOException e) {
+            throw new PulsarClientException(e);
+        }
+    }
+
     private void consume(PulsarClient client) throws InterruptedException {
         Tally tally = new Tally();
+        Sub sub = subs().get(0);
         List<Thread> threads = new ArrayList<>();
-        for (int c = 0; c < num("consumers", 1); c++) {
+        for (int c = 0; c < sub.consumers(); c++) {
             Consumer<byte[]> consumer;
             try {
-                consumer = subscribe(client, flags.get("topic"), 0, c);
+                consumer = subscribe(client, flags.get("topic"), 0, sub, c);
             } catch (PulsarClientException e) {
                 error("subscribe", -1, e);
                 continue;
             }
             final int index = c;
             Thread thread = new Thread(() -> {
-                receiveAll(consumer, 0, index, tally);
+                receiveAll(consumer, 0, sub, index, tally);
                 closing("consumer", consumer::close);
             });
             thread.start();
@@ -179,18 +217,23 @@ public final class Driver {
         }
     }
 
-    private void receiveAll(Consumer<byte[]> consumer, int k, int c, Tally tally) {
+    private void receiveAll(Consumer<byte[]> consumer, int k, Sub sub, int c, Tally tally) {
+        long skip = num("skip", 0);
+        long lag = num("lag", 0);
+        ArrayDeque<Message<byte[]>> inHand = new ArrayDeque<>();
         while (running && (tally == null || tally.goesOn())) {
             try {
                 Message<byte[]> message = consumer.receive(100, TimeUnit.MILLISECONDS);
                 if (message == null) {
                     continue;
                 }
-                received(message, k, c);
-                consumer.acknowledgeAsync(message).exceptionally(e -> {
-                    error("acknowledge", -1, e);
-                    return null;
-                });
+                received(message, k, sub.name(), c);
+                if (skip == 0 || number(message.getData()) % skip != 0) {
+                    inHand.add(message);
+                }
+                while (inHand.size() > lag) {
+                    acknowledge(consumer, inHand.remove(), sub.cumulative());
+                }
                 if (tally != null) {
                     tally.one();
                 }
@@ -199,38 +242,65 @@ public final class Driver {
                 return;
             }
         }
+        while (!inHand.isEmpty()) {
+            acknowledge(consumer, inHand.remove(), sub.cumulative());
+        }
+    }
+
+    private static void acknowledge(Consumer<byte[]> consumer, Message<byte[]> message, boolean cumulative) {
+        CompletableFuture<Void> done = cumulative ? consumer.acknowledgeCumulativeAsync(message) : consumer.acknowledgeAsync(message);
+        done.exceptionally(e -> {
+            error("acknowledge", -1, e);
+            return null;
+        });
+    }
+
+    private Reader<byte[]> openReader(PulsarClient client, String topic, int k) throws PulsarClientException {
+        MessageId from = flags.containsKey("from") ? storedId() : MessageId.earliest;
+        Reader<byte[]> reader = client.newReader().topic(topic).startMessageId(from).create();
+        emit("{\"e\":\"ready\",\"what\":\"reader\",\"k\":" + k + "}");
+        return reader;
     }
 
     private void read(PulsarClient client) {
-        Reader<byte[]> reader;
         try {
-            reader = client.newReader().topic(flags.get("topic")).startMessageId(MessageId.earliest).create();
+            Reader<byte[]> reader = openReader(client, flags.get("topic"), 0);
+            if (bool("to-end", false)) {
+                while (reader.hasMessageAvailable()) {
+                    received(reader.readNext(), 0, "", 0);
+                }
+            } else {
+                readAll(reader, 0, new Tally());
+            }
+            closing("reader", reader::close);
         } catch (PulsarClientException e) {
             error("reader", -1, e);
-            return;
         }
-        emit("{\"e\":\"ready\",\"what\":\"reader\",\"k\":0}");
-        Tally tally = new Tally();
-        while (tally.goesOn()) {
+    }
+
+    private void readAll(Reader<byte[]> reader, int k, Tally tally) {
+        while (running && (tally == null || tally.goesOn())) {
             try {
                 Message<byte[]> message = reader.readNext(100, TimeUnit.MILLISECONDS);
                 if (message != null) {
-                    received(message, 0, 0);
-                    tally.one();
+                    received(message, k, tally == null ? "reader" : "", 0);
+                    if (tally != null) {
+                        tally.one();
+                    }
                 }
             } catch (PulsarClientException e) {
                 error("read", -1, e);
-                break;
+                return;
             }
         }
-        closing("reader", reader::close);
     }
 
-    private static void received(Message<byte[]> message, int k, int c) {
+    private void received(Message<byte[]> message, int k, String sub, int c) {
         byte[] payload = message.getData();
+        String stored = bool("ids", false) ? Base64.getEncoder().encodeToString(message.getMessageId().toByteArray()) : "";
         emit("{\"e\":\"recv\",\"n\":" + number(payload) + ",\"k\":" + k + ",\"c\":" + c + ",\"t\":" + now()
                 + ",\"crc\":" + crc(payload) + ",\"len\":" + payload.length
-                + ",\"key\":" + quote(message.hasKey() ? message.getKey() : "")
+                + ",\"key\":" + quote(message.hasKey() ? message.getKey() : "") + ",\"s\":" + quote(sub) + ",\"stored\":" + quote(stored)
                 + ",\"id\":" + quote(message.getMessageId().toString()) + "}");
     }
 
@@ -257,24 +327,35 @@ public final class Driver {
     private void live(PulsarClient client) throws InterruptedException, IOException {
         String[] topics = flags.get("topics").split(",");
         String[] rates = flags.get("rates").split(",");
+        PulsarClient reading = flags.containsKey("read-url") ? connect(flags.get("read-url")) : client;
         List<Thread> consumers = new ArrayList<>();
         List<Thread> producers = new ArrayList<>();
-        for (int k = 0; k < topics.length; k++) {
-            Consumer<byte[]> consumer;
-            try {
-                consumer = subscribe(client, topics[k], k, 0);
-            } catch (PulsarClientException e) {
-                error("subscribe", -1, e);
-                return;
+        try {
+            for (int k = 0; k < topics.length; k++) {
+                final int index = k;
+                for (Sub sub : subs()) {
+                    for (int c = 0; c < sub.consumers(); c++) {
+                        final int which = c;
+                        Consumer<byte[]> consumer = subscribe(reading, topics[k], k, sub, c);
+                        consumers.add(new Thread(() -> {
+                            receiveAll(consumer, index, sub, which, null);
+                            closing("consumer", consumer::close);
+                        }));
+                    }
+                }
+                if (bool("reader", false)) {
+                    Reader<byte[]> reader = openReader(reading, topics[k], k);
+                    consumers.add(new Thread(() -> {
+                        readAll(reader, index, null);
+                        closing("reader", reader::close);
+                    }));
+                }
             }
-            final int index = k;
-            Thread thread = new Thread(() -> {
-                receiveAll(consumer, index, 0, null);
-                closing("consumer", consumer::close);
-            });
-            thread.start();
-            consumers.add(thread);
+        } catch (PulsarClientException e) {
+            error("subscribe", -1, e);
+            return;
         }
+        consumers.forEach(Thread::start);
         for (int k = 0; k < topics.length; k++) {
             final int index = k;
             Thread thread = new Thread(() -> {

@@ -1,6 +1,8 @@
 """The Python client (which wraps the C++ client) behind the common command line of the client drivers (see ../README.md)."""
 
 import argparse
+import base64
+import collections
 import json
 import sys
 import threading
@@ -72,10 +74,14 @@ class Driver:
         self.producing.set()
         self.running = threading.Event()
         self.running.set()
+        self.client = self.connect(args.url)
+
+    def connect(self, url):
         # The library writes its log to standard output unless told otherwise.
         logger = pulsar.FileLogger(pulsar.LoggerLevel.Info, "/dev/stderr")
+        args = self.args
         trust = {"tls_trust_certs_file_path": args.ca, "tls_validate_hostname": True} if args.ca else {}
-        self.client = pulsar.Client(args.url, logger=logger, **trust)
+        return pulsar.Client(url, logger=logger, **trust)
 
     # ---- producing
 
@@ -131,32 +137,53 @@ class Driver:
 
     # ---- consuming
 
-    def subscribe(self, topic, k, c):
-        consumer = self.client.subscribe(
+    def subs(self):
+        args = self.args
+        one = "%s:%s:%s:%d" % (args.sub, args.type, args.ack, args.consumers)
+        return [Sub(text) for text in (args.subs or one).split(",")]
+
+    def stored_id(self):
+        return pulsar.MessageId.deserialize(base64.b64decode(self.args.from_id))
+
+    def subscribe(self, client, topic, k, sub, c):
+        consumer = client.subscribe(
             topic,
-            self.args.sub,
-            consumer_type=TYPES[self.args.type],
+            sub.name,
+            consumer_type=TYPES[sub.kind],
             consumer_name="consumer-%d" % c,
             initial_position=pulsar.InitialPosition.Earliest,
             replicate_subscription_state_enabled=self.args.replicated,
         )
+        if self.args.from_id:
+            consumer.seek(self.stored_id())
         emit(e="ready", what="consumer", k=k, c=c)
         return consumer
 
     def consume(self):
         tally = Tally(self.args)
+        sub = self.subs()[0]
         threads = []
-        for c in range(self.args.consumers):
+        for c in range(sub.consumers):
             try:
-                consumer = self.subscribe(self.args.topic, 0, c)
+                consumer = self.subscribe(self.client, self.args.topic, 0, sub, c)
             except Exception as failure:
                 error("subscribe", failure)
                 continue
-            threads.append(start(self.receive_all, consumer, 0, c, tally))
+            threads.append(start(self.receive_all, consumer, 0, sub, c, tally))
         for thread in threads:
             thread.join()
 
-    def receive_all(self, consumer, k, c, tally):
+    def receive_all(self, consumer, k, sub, c, tally):
+        in_hand = collections.deque()
+
+        def acknowledge_down_to(lag):
+            while len(in_hand) > lag:
+                message = in_hand.popleft()
+                try:
+                    (consumer.acknowledge_cumulative if sub.cumulative else consumer.acknowledge)(message)
+                except Exception as failure:
+                    error("acknowledge", failure)
+
         while self.running.is_set() and (tally is None or tally.goes_on()):
             try:
                 message = consumer.receive(timeout_millis=100)
@@ -165,24 +192,35 @@ class Driver:
             except Exception as failure:
                 error("receive", failure)
                 break
-            received(message, k, c)
-            try:
-                consumer.acknowledge(message)
-            except Exception as failure:
-                error("acknowledge", failure)
+            self.received(message, k, sub.name, c)
+            if not self.args.skip or number_of(message.data()) % self.args.skip:
+                in_hand.append(message)
+            acknowledge_down_to(self.args.lag)
             if tally is not None:
                 tally.one()
+        acknowledge_down_to(0)
         closing("consumer", consumer)
+
+    def open_reader(self, client, topic, k):
+        reader = client.create_reader(topic, self.stored_id() if self.args.from_id else pulsar.MessageId.earliest)
+        emit(e="ready", what="reader", k=k)
+        return reader
 
     def read(self):
         try:
-            reader = self.client.create_reader(self.args.topic, pulsar.MessageId.earliest)
+            reader = self.open_reader(self.client, self.args.topic, 0)
+            if self.args.to_end:
+                while reader.has_message_available():
+                    self.received(reader.read_next(), 0, "", 0)
+            else:
+                self.read_all(reader, 0, Tally(self.args))
         except Exception as failure:
             error("reader", failure)
             return
-        emit(e="ready", what="reader", k=0)
-        tally = Tally(self.args)
-        while tally.goes_on():
+        closing("reader", reader)
+
+    def read_all(self, reader, k, tally):
+        while self.running.is_set() and (tally is None or tally.goes_on()):
             try:
                 message = reader.read_next(timeout_millis=100)
             except pulsar.Timeout:
@@ -190,23 +228,37 @@ class Driver:
             except Exception as failure:
                 error("read", failure)
                 break
-            received(message, 0, 0)
-            tally.one()
-        closing("reader", reader)
+            self.received(message, k, "reader" if tally is None else "", 0)
+            if tally is not None:
+                tally.one()
+
+    def received(self, message, k, sub, c):
+        payload = message.data()
+        identity = message.message_id()
+        emit(
+            e="recv", n=number_of(payload), k=k, c=c, t=now(), crc=zlib.crc32(payload), len=len(payload),
+            key=message.partition_key(), id=str(identity), s=sub,
+            stored=base64.b64encode(identity.serialize()).decode() if self.args.ids else "",
+        )
 
     # ---- live
 
     def live(self):
         topics = self.args.topics.split(",")
         rates = [int(rate) for rate in self.args.rates.split(",")]
+        reading = self.connect(self.args.read_url) if self.args.read_url else self.client
         consumers = []
         for k, topic in enumerate(topics):
             try:
-                consumer = self.subscribe(topic, k, 0)
+                for sub in self.subs():
+                    for c in range(sub.consumers):
+                        consumers.append((self.receive_all, self.subscribe(reading, topic, k, sub, c), k, sub, c, None))
+                if self.args.reader:
+                    consumers.append((self.read_all, self.open_reader(reading, topic, k), k, None))
             except Exception as failure:
                 error("subscribe", failure)
                 return
-            consumers.append(start(self.receive_all, consumer, k, 0, None))
+        consumers = [start(*work) for work in consumers]
         producers = [
             start(self.produce, topic, k, rates[k], sys.maxsize) for k, topic in enumerate(topics)
         ]
@@ -227,6 +279,15 @@ class Driver:
         self.running.clear()
         for thread in consumers:
             thread.join()
+
+
+class Sub:
+    """One subscription: name:type:ack:consumers."""
+
+    def __init__(self, text):
+        self.name, self.kind, ack, consumers = text.split(":")
+        self.cumulative = ack == "cumulative"
+        self.consumers = int(consumers)
 
 
 class Outstanding:
@@ -264,14 +325,6 @@ def acked(n, k, payload, message_id):
     emit(e="ack", n=n, k=k, t=now(), crc=zlib.crc32(payload), len=len(payload), id=str(message_id))
 
 
-def received(message, k, c):
-    payload = message.data()
-    emit(
-        e="recv", n=number_of(payload), k=k, c=c, t=now(), crc=zlib.crc32(payload), len=len(payload),
-        key=message.partition_key(), id=str(message.message_id()),
-    )
-
-
 def closing(what, thing):
     try:
         thing.close()
@@ -292,14 +345,17 @@ def boolean(text):
 def main():
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("mode", choices=["produce", "consume", "reader", "live"])
-    for name in ("url", "ca", "topic", "topics", "rates"):
+    for name in ("url", "read-url", "ca", "topic", "topics", "rates", "subs"):
         parser.add_argument("--" + name, default="")
+    parser.add_argument("--from", dest="from_id", default="")
+    parser.add_argument("--ack", default="individual", choices=["individual", "cumulative"])
     parser.add_argument("--sub", default="e2e")
     parser.add_argument("--type", default="exclusive", choices=sorted(TYPES))
     for name, value in (("count", 1), ("start", 0), ("rate", 0), ("size", 64), ("keys", 0), ("consumers", 1),
-                        ("idle", 20000), ("linger", 300)):
+                        ("idle", 20000), ("linger", 300), ("skip", 0), ("lag", 0)):
         parser.add_argument("--" + name, type=int, default=value)
-    for name, value in (("batch", True), ("sync", False), ("chunk", False), ("replicated", False)):
+    for name, value in (("batch", True), ("sync", False), ("chunk", False), ("replicated", False),
+                        ("reader", False), ("to-end", False), ("ids", False)):
         parser.add_argument("--" + name, type=boolean, default=value)
     args = parser.parse_args()
     driver = Driver(args)

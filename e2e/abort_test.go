@@ -1,0 +1,183 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/apache/pulsar-client-go/pulsar"
+
+	"pointsman/core/route"
+	"pointsman/core/switching"
+	"pointsman/store"
+)
+
+// replicated makes a namespace of its own on both clusters, replicated both ways, so that a test may spoil its replication.
+func replicatedNamespace(t *testing.T, name string) string {
+	t.Helper()
+	ctx := limited(t, 30*time.Second)
+	name = "acme/" + name + "-" + runID
+	for _, c := range []*Cluster{rig.A, rig.B} {
+		must(t, c.Admin(ctx, http.MethodPut, "/admin/v2/namespaces/"+name, map[string]any{
+			"replication_clusters": []string{"a", "b"}, "bundles": map[string]any{"numBundles": 4}, "retention_policies": map[string]int{"retentionTimeInMinutes": 60, "retentionSizeInMB": 512},
+		}, nil))
+	}
+	return name
+}
+
+// slowReplication has cluster a replicate a namespace at one message a second, until the function it returns is called.
+func slowReplication(t *testing.T, namespace, topic string) (restore func()) {
+	t.Helper()
+	path := "/admin/v2/namespaces/" + namespace + "/replicatorDispatchRate"
+	must(t, rig.A.Admin(limited(t, 20*time.Second), http.MethodPost, path, map[string]any{
+		"dispatchThrottlingRateInMsg": 1, "dispatchThrottlingRateInByte": -1, "relativeToPublishRate": false, "ratePeriodInSecond": 1,
+	}, nil))
+	must(t, WaitUntil(limited(t, 30*time.Second), "replication to fall behind", func() (bool, error) {
+		stats, err := rig.A.Stats(t.Context(), topic)
+		return stats.Replication["b"].Backlog > 200, err
+	}))
+	return func() {
+		t.Helper()
+		must(t, rig.A.Admin(limited(t, 20*time.Second), http.MethodDelete, path, nil, nil))
+		// A replicator that was slowed down may stand still for minutes; unloading the topic makes it go on.
+		must(t, rig.A.Unload(limited(t, 20*time.Second), topic))
+		drain(t, rig.A, rig.B, []string{topic})
+	}
+}
+
+// wantAborted checks that a switch was aborted with a reason that has each of the words, and that the topic is active on cluster a as before.
+func wantAborted(t *testing.T, st store.Store, rec switching.Record, words ...string) {
+	t.Helper()
+	if rec.State != switching.StateAborted {
+		t.Fatalf("the switch ended as %s: %s; want it aborted\n%s", rec.State, rec.Note, steps(rec))
+	}
+	t.Logf("aborted, hold %.0f ms: %s", rec.Receipt.HoldMillis, rec.Note)
+	for _, word := range words {
+		if !strings.Contains(rec.Note, word) {
+			t.Errorf("the reason %q does not name %q", rec.Note, word)
+		}
+	}
+	wantActive(t, st, rec.Topic, "a")
+}
+
+func wantActive(t *testing.T, st store.Store, topic, cluster string) {
+	t.Helper()
+	if e, ok, err := st.Entry(limited(t, 20*time.Second), topic); err != nil || !ok || e.State != route.StateActive || e.Cluster != cluster {
+		t.Errorf("the entry of %s is %+v, %v, %v; want it active on cluster %s", topic, e, ok, err, cluster)
+	}
+}
+
+// abortLoad is traffic on a topic that stays on cluster a for a while.
+func abortLoad(t *testing.T, scenario string, client Client, topic string) *load {
+	t.Helper()
+	return startLoad(t, loadConfig{
+		scenario: scenario, client: client, topic: topic, rate: 300, reader: true,
+		subs: []string{"shared:shared:individual:1", "cumulative:exclusive:cumulative:1"},
+	})
+}
+
+// outcome makes the row of a switch that was aborted count, and its gap.
+func (l *load) aborted(rec switching.Record) {
+	l.holds = append(l.holds, rec.Receipt.HoldMillis)
+}
+
+// SW-08: replication stands still: the switch gives up within the time of a fence and says how much is missing; an operator who aborts in the middle of a fence is obeyed at
+// once; the application sees nothing of either but one slow publish. When replication goes on, the switch does.
+func TestASwitchThatCannotDrainIsAborted(t *testing.T) {
+	for _, client := range someClients(Java) {
+		t.Run(string(client), func(t *testing.T) {
+			proxies := pair(t)
+			namespace := replicatedNamespace(t, "slow-"+string(client))
+			topic := newTopic(namespace, "slow")
+			l := abortLoad(t, "aborted twice (replication stands still; operator), then done", client, topic)
+			st := openMap(t, proxies[0])
+			restore := slowReplication(t, namespace, topic)
+
+			l.began = append(l.began, nowMillis())
+			rec := awaitSwitch(t, st, request(t, st, topic, rig.B))
+			wantAborted(t, st, rec, "entries are not replicated yet")
+			if rec.Receipt.HoldMillis > 12_000 {
+				t.Errorf("the topic was fenced for %.0f ms, want at most ten seconds", rec.Receipt.HoldMillis)
+			}
+			l.aborted(rec)
+			l.flow("after the first abort")
+
+			l.began = append(l.began, nowMillis())
+			rec = request(t, st, topic, rig.B)
+			rec = awaitRecord(t, st, rec, 30*time.Second, "to be fenced", func(r switching.Record) bool { return r.State == switching.StateFenced })
+			wish(t, st, rec.ID, switching.WishAbort)
+			asked := time.Now()
+			rec = awaitSwitch(t, st, rec)
+			if took := time.Since(asked); took > 3*time.Second {
+				t.Errorf("the operator's abort took %v", took)
+			}
+			wantAborted(t, st, rec, "aborted by the operator")
+			l.aborted(rec)
+			l.flow("after the second abort")
+
+			restore()
+			l.thereAndBack(2)
+			l.end(false)
+		})
+	}
+}
+
+// wish writes what the operator wants into a record, against its leader's own writes.
+func wish(t *testing.T, st store.Store, id string, w switching.Wish) {
+	t.Helper()
+	ctx := limited(t, 10*time.Second)
+	must(t, WaitUntil(ctx, "a wish to be written into switch "+id, func() (bool, error) {
+		rec, err := st.Switch(ctx, id)
+		if err != nil {
+			return false, err
+		}
+		rec.Rev++
+		rec.Wish = w
+		return st.PutSwitch(ctx, rec) == nil, nil
+	}))
+}
+
+// A program that writes to cluster a past the proxies stops the switch, which names it; without it the switch is done.
+func TestAWriterPastTheProxiesStopsTheSwitch(t *testing.T) {
+	for _, client := range someClients(Go) {
+		t.Run(string(client), func(t *testing.T) {
+			proxies := pair(t)
+			topic := newTopic("acme/geo", "bypass")
+			l := abortLoad(t, "aborted once (a writer past the proxies), then done", client, topic)
+			st := openMap(t, proxies[0])
+			producer, err := goClient(t, rig.A).CreateProducer(pulsar.ProducerOptions{Topic: topic, Name: "past-the-proxies-" + runID})
+			must(t, err)
+			ctx, stop := context.WithCancel(t.Context())
+			defer stop()
+			stopped := make(chan struct{})
+			go func() {
+				defer close(stopped)
+				ticker := time.NewTicker(5 * time.Millisecond)
+				defer ticker.Stop()
+				for {
+					select {
+					case <-ctx.Done():
+						return
+					case <-ticker.C:
+						producer.SendAsync(ctx, &pulsar.ProducerMessage{Payload: []byte("not a number")}, func(pulsar.MessageID, *pulsar.ProducerMessage, error) {})
+					}
+				}
+			}()
+			l.began = append(l.began, nowMillis())
+			rec := awaitSwitch(t, st, request(t, st, topic, rig.B))
+			wantAborted(t, st, rec, "past-the-proxies-"+runID, "127.0.0.1:")
+			l.aborted(rec)
+			l.flow("after the abort")
+			stop()
+			<-stopped
+			producer.Close()
+			l.thereAndBack(2)
+			l.dropForeign = true
+			l.end(false)
+		})
+	}
+}

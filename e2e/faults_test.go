@@ -1,0 +1,201 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"math/rand/v2"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"pointsman/core/switching"
+)
+
+// faultyPair is two proxies with a map of their own, which a test may kill.
+func faultyPair(t *testing.T, name string) [2]*Pointsman {
+	t.Helper()
+	proxies, err := newPair(name, name+"-"+runID)
+	t.Cleanup(func() {
+		for _, p := range proxies {
+			if p != nil && p.Proc != nil {
+				p.Proc.Signal(syscall.SIGCONT)
+				_ = p.Proc.Stop(20 * time.Second)
+			}
+		}
+	})
+	must(t, err)
+	return proxies
+}
+
+// leaderOf waits until one of two proxies leads the switches, and returns it and the other one.
+func leaderOf(t *testing.T, proxies [2]*Pointsman) (leader, other *Pointsman) {
+	t.Helper()
+	ctx := limited(t, 40*time.Second)
+	must(t, WaitUntil(ctx, "one of the proxies to lead", func() (bool, error) {
+		for i, p := range proxies {
+			if leads, err := p.Metric(ctx, "pointsman_switch_leader"); err == nil && leads == 1 {
+				leader, other = p, proxies[1-i]
+				return true, nil
+			}
+		}
+		return false, nil
+	}))
+	return leader, other
+}
+
+// pass lets time pass outside of this process: for a fault that comes at some moment.
+func pass(d time.Duration) { <-time.After(d) }
+
+// ended judges a switch that something happened to: it is done or aborted, the topic is active, and the traffic goes on.
+func (l *load) ended(rec switching.Record) {
+	l.t.Helper()
+	st := openMap(l.t, l.c.proxies[0])
+	to := map[string]*Cluster{"a": rig.A, "b": rig.B}[rec.To]
+	switch rec.State {
+	case switching.StateDone:
+		wantActive(l.t, st, rec.Topic, rec.To)
+		l.at = to
+	case switching.StateAborted:
+		wantActive(l.t, st, rec.Topic, rec.From)
+	default:
+		l.t.Errorf("the switch ended as %s: %s; want it done or aborted\n%s", rec.State, rec.Note, steps(rec))
+	}
+	if rec.Receipt != nil && rec.Receipt.HoldMillis > 0 {
+		l.holds = append(l.holds, rec.Receipt.HoldMillis)
+		l.forecast += rec.Receipt.DuplicatesForecast
+	}
+	l.flow("after a switch with a fault")
+	if rec.State == switching.StateDone && rec.Receipt != nil {
+		l.nothingNewOn(rec)
+	}
+}
+
+// A leader is killed at some moment of a switch, and started again: the switch always ends done or aborted, the topic is never fenced for ever, the application sees no
+// error, and nothing is lost.
+func TestKillingTheLeaderInTheMiddleOfASwitch(t *testing.T) {
+	for _, client := range someClients(Go) {
+		t.Run(string(client), func(t *testing.T) {
+			proxies := faultyPair(t, "kill-"+string(client))
+			l := startLoad(t, loadConfig{
+				scenario: "the leading proxy is killed in mid-switch", client: client, topic: newTopic("acme/geo", "kill"), rate: 300, reader: true, proxies: proxies,
+				subs: []string{"shared:shared:individual:1", "cumulative:exclusive:cumulative:1"},
+			})
+			st := openMap(t, proxies[0])
+			outcomes := map[switching.State]int{}
+			for round := range often(3, 8) {
+				leader, _ := leaderOf(t, proxies)
+				l.began = append(l.began, nowMillis())
+				rec := request(t, st, l.c.topic, l.other())
+				// From the second round on within the time that the topic is prepared or fenced, which is short.
+				if round > 0 {
+					rec = awaitRecord(t, st, rec, 30*time.Second, "to be prepared", func(r switching.Record) bool { return r.State != switching.StateRequested })
+				}
+				after := time.Duration(rand.Int64N(300)) * time.Millisecond
+				pass(after)
+				at, err := st.Switch(limited(t, 10*time.Second), rec.ID)
+				must(t, err)
+				leader.Proc.Signal(syscall.SIGKILL)
+				must(t, leader.Proc.WaitEnd(10*time.Second))
+				must(t, leader.Start(limited(t, 40*time.Second)))
+				began := time.Now()
+				rec = awaitSwitch(t, st, rec)
+				outcomes[rec.State]++
+				t.Logf("round %d: %s killed %v after the request was seen, at %s; ended as %s %.1f s later: %s %s", round, leader.Name, after, at.State, rec.State, time.Since(began).Seconds(), rec.Note, holdSteps(rec))
+				l.ended(rec)
+			}
+			t.Logf("outcomes: %v", outcomes)
+			l.end(false)
+		})
+	}
+}
+
+// SW-05: a proxy that does not lead is frozen for 15 s, before a switch or in the middle of it. The switch waits for it or gives up naming it; when the proxy goes on, with
+// thousands of messages in its buffers, none of them comes to the old cluster after the flip.
+func TestAFrozenProxyWritesNothingToTheOldCluster(t *testing.T) {
+	const frozen = 15 * time.Second
+	proxies := faultyPair(t, "freeze")
+	for _, moment := range []string{"before", "prepared", "fenced"}[:often(2, 3)] {
+		t.Run(moment, func(t *testing.T) {
+			leader, other := leaderOf(t, proxies)
+			l := startLoad(t, loadConfig{
+				scenario: "a proxy is frozen for 15 s", client: Go, topic: newTopic("acme/geo", "freeze"), rate: 300, reader: true, proxies: [2]*Pointsman{other, leader},
+				subs: []string{"shared:shared:individual:1", "cumulative:exclusive:cumulative:1"},
+			})
+			st := openMap(t, leader)
+			freeze := func() time.Time { other.Proc.Signal(syscall.SIGSTOP); return time.Now() }
+			var since time.Time
+			if moment == "before" {
+				since = freeze()
+			}
+			l.began = append(l.began, nowMillis())
+			rec := request(t, st, l.c.topic, rig.B)
+			if moment != "before" {
+				rec = awaitRecord(t, st, rec, 30*time.Second, "to be "+moment, func(r switching.Record) bool {
+					return r.State == switching.State(moment) || r.State == switching.StateFenced || r.State == switching.StateEvicting || r.State.Over()
+				})
+				since = freeze()
+				t.Logf("frozen when the switch was %s", rec.State)
+			}
+			pass(frozen - time.Since(since))
+			during, err := st.Switch(limited(t, 10*time.Second), rec.ID)
+			must(t, err)
+			t.Logf("after %v of it the switch is %s: %s", frozen, during.State, during.Note)
+			if moment == "before" && during.State != switching.StatePrepared && during.State != switching.StateAborted {
+				t.Errorf("with %s frozen from before the switch it came to %s, want it to wait or to be aborted", other.Name, during.State)
+			}
+			other.Proc.Signal(syscall.SIGCONT)
+			rec = awaitSwitch(t, st, rec)
+			t.Logf("ended as %s: %s %s", rec.State, rec.Note, holdSteps(rec))
+			if rec.State == switching.StateAborted && !strings.Contains(rec.Note, other.Name) {
+				t.Errorf("the reason %q does not name %s", rec.Note, other.Name)
+			}
+			l.ended(rec)
+			l.thereAndBack(1)
+			l.end(false)
+		})
+	}
+}
+
+// The ZooKeeper of the map stops in the middle of a fence: no proxy undoes the fence by itself; when ZooKeeper is back the switch ends, and the application sees no error.
+func TestAFenceOutlivesTheMapsZooKeeper(t *testing.T) {
+	proxies := faultyPair(t, "fence-zk")
+	namespace := replicatedNamespace(t, "fence-zk")
+	topic := newTopic(namespace, "fence-zk")
+	l := startLoad(t, loadConfig{
+		scenario: "the map's ZooKeeper stops in a fence", client: Go, topic: topic, rate: 300, reader: true, proxies: proxies,
+		subs: []string{"shared:shared:individual:1", "cumulative:exclusive:cumulative:1"},
+	})
+	st := openMap(t, proxies[0])
+	restore := slowReplication(t, namespace, topic)
+	l.began = append(l.began, nowMillis())
+	rec := awaitRecord(t, st, request(t, st, topic, rig.B), 30*time.Second, "to be fenced", func(r switching.Record) bool { return r.State == switching.StateFenced })
+	must(t, rig.StopMapZooKeeper())
+	running := false
+	t.Cleanup(func() {
+		if !running {
+			must(t, rig.StartMapZooKeeper(limited(t, 60*time.Second)))
+		}
+	})
+	acked := len(l.driver.Record().Acks)
+	record, err := l.driver.Wait(limited(t, 4*time.Second), "receipts in a fence", func(r Record) bool { return len(r.Acks) > acked+20 })
+	if err == nil {
+		t.Errorf("%d receipts in a fence without ZooKeeper, want none: only the map undoes a fence", len(record.Acks)-acked)
+	}
+	for _, p := range proxies {
+		if connected := metric(t, p, "pointsman_map_store_connected"); connected != 0 {
+			t.Errorf("%s: store connected %v without ZooKeeper", p.Name, connected)
+		}
+	}
+	must(t, rig.StartMapZooKeeper(limited(t, 60*time.Second)))
+	running = true
+	rec = awaitSwitch(t, st, rec)
+	t.Logf("ended as %s: %s\n%s", rec.State, rec.Note, steps(rec))
+	l.ended(rec)
+	if rec.State != switching.StateAborted {
+		t.Errorf("the switch ended as %s, want it aborted: replication stands still", rec.State)
+	}
+	restore()
+	l.thereAndBack(2)
+	l.end(false)
+}

@@ -1,0 +1,60 @@
+package e2e
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"pointsman/internal/golden"
+)
+
+// docs/guarantees.md says what the tests have measured last, and nothing else (`make guarantees`).
+func TestTheTableOfGuaranteesIsOfTheMeasuredRows(t *testing.T) {
+	file, err := os.Open(filepath.Join("testdata", "guarantees.jsonl"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	rows, err := ReadRows(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	golden.Sections(t, filepath.Join("..", "docs", "guarantees.md"), map[string]string{"table": Table(rows)})
+}
+
+func TestRowsOfOneSubscriptionAreSummedUp(t *testing.T) {
+	two := int64(2)
+	text := Table([]Row{
+		{Mode: "planned", Scenario: "s", Client: "go", Subscription: "shared", Acked: 10, Duplicates: 2, Forecast: &two, Unordered: true, Holds: []float64{10, 30}, Gaps: []float64{50}},
+		{Mode: "planned", Scenario: "s", Client: "go", Subscription: "exclusive", Acked: 7, Lost: 1, OrderBreaks: 3, Errors: 4, Outcome: "aborted"},
+		{Mode: "planned", Scenario: "s", Client: "go", Subscription: "shared", Acked: 5, Duplicates: 2, Forecast: &two, Unordered: true, Holds: []float64{20}},
+	})
+	for _, line := range []string{
+		"| planned: s | go | shared | 3 | 15 | 0 | 4 (forecast 4) | – | 0 | 20 / 30 | 50 / 50 |\n",
+		"| planned: s (aborted) | go | exclusive | 0 | 7 | 1 | 0 | 3 | 4 | – | – |\n",
+	} {
+		if !strings.Contains(text, line) {
+			t.Errorf("the table lacks %s\n%s", line, text)
+		}
+	}
+}
+
+func TestOrderIsJudgedKeyByKey(t *testing.T) {
+	of := func(numbers ...int64) (all []Event) {
+		for _, n := range numbers {
+			all = append(all, Event{N: n})
+		}
+		return all
+	}
+	sent := of(0, 1, 2, 3, 4, 5)
+	if d := CompareKeys(sent, of(1, 3, 5, 0, 2, 4), 2); !d.Perfect() {
+		t.Errorf("two keys, each in order: %v", d)
+	}
+	if d := CompareKeys(sent, of(1, 5, 3, 0, 2, 4), 2); d.OrderBreaks != 1 || d.Perfect() {
+		t.Errorf("one key out of order: %v", d)
+	}
+	if d := CompareKeys(sent, of(1, 3, 5, 0, 2, 4), 0); d.OrderBreaks != 3 {
+		t.Errorf("without keys all are one: %v", d)
+	}
+}
