@@ -152,7 +152,7 @@ topics move from one cluster to another while their clients keep running.
 		Example: `  pointsman serve --config pointsman.yaml
   pointsman explain persistent://acme/orders/created
   pointsman routes set acme/orders b
-  pointsman switch start --topic persistent://acme/orders/created --to b --mode immediate`,
+  pointsman switch start --topic persistent://acme/orders/created --to b`,
 		SilenceErrors: true, SilenceUsage: true,
 		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
 	}

@@ -22,9 +22,11 @@ import (
 	"pgregory.net/rapid"
 
 	"pointsman/core/route"
+	"pointsman/core/switching"
 	"pointsman/internal/admin"
 	"pointsman/internal/admin/admintest"
 	"pointsman/internal/config"
+	"pointsman/internal/controller"
 	"pointsman/internal/golden"
 	"pointsman/store"
 )
@@ -39,7 +41,8 @@ type shell struct {
 	net    *admintest.Net
 	st     *store.Memory
 	p1, p2 *admintest.Proxy
-	served []string // configurations that serve was called with
+	leader *controller.Controller // nil: nobody drives planned switches
+	served []string               // configurations that serve was called with
 }
 
 func newShell(t *testing.T) *shell {
@@ -55,7 +58,11 @@ func (s *shell) proxy(id string) *admintest.Proxy {
 	st := s.st.Join()
 	s.t.Cleanup(func() { st.Close() })
 	p := admintest.Start(s.t, st, id, "a", "b")
-	srv := admin.New(admin.Config{Store: st, Proxy: p, PeerTransport: s.net})
+	srv := admin.New(admin.Config{Store: st, Proxy: p, PeerTransport: s.net, Check: p.Check, Nudge: func() {
+		if s.leader != nil {
+			s.leader.Nudge()
+		}
+	}})
 	s.t.Cleanup(func() {
 		if err := srv.Shutdown(context.Background()); err != nil {
 			s.t.Error(err)
@@ -117,7 +124,22 @@ var volatile = []struct {
 	{regexp.MustCompile(`sw-[0-9]{8}-[0-9]{6}-[0-9a-f]{6}`), "sw-ID"},
 	{regexp.MustCompile(`20[0-9]{2}-[0-9]{2}-[0-9]{2}T[0-9:.]+(Z|[+-][0-9:]+)`), "TIME"},
 	{regexp.MustCompile(`at [0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{3}`), "at TIME"},
+	// How often a leader has looked before the acks were there depends on the scheduler.
+	{regexp.MustCompile(`[0-9]+(\.[0-9]+)? ms(, [0-9]+ times)?`), "N ms"},
+	{regexp.MustCompile(`"(hold_ms|ms)": [0-9.e-]+`), `"$1": N`},
+	{regexp.MustCompile(`(?m),\n *"times": [0-9]+$`), ""},
+	{regexp.MustCompile(`(?m)^(requested|prepared|fenced|evicting)\n`), ""},
 	{regexp.MustCompile(`ann@[^\s",]+`), "ann@HOST"},
+}
+
+// newest is the id of the newest switch.
+func (s *shell) newest() string {
+	s.t.Helper()
+	all, err := s.st.Switches(s.t.Context(), 1)
+	if err != nil || len(all) == 0 {
+		s.t.Fatalf("no switch: %v", err)
+	}
+	return all[0].ID
 }
 
 func normal(text string) string {
@@ -131,13 +153,19 @@ func normal(text string) string {
 const topic1, topic2 = "persistent://acme/orders/t1", "persistent://acme/orders/t2"
 
 // session is a whole day of an operator; its golden files are the documented output of every command.
-func session(t *testing.T, output string) string {
+func session(t *testing.T, output string) (text string) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) { text = sessionNow(t, output) })
+	return text
+}
+
+func sessionNow(t *testing.T, output string) string {
 	s := newShell(t)
 	var b strings.Builder
 	run := func(line string) {
 		t.Helper()
 		code, out, errs := s.run(strings.TrimSpace(line + " " + output))
-		fmt.Fprintf(&b, "$ pointsman %s\n%s", line, normal(out))
+		fmt.Fprintf(&b, "$ pointsman %s\n%s", normal(line), normal(out))
 		for l := range strings.Lines(normal(errs)) {
 			fmt.Fprintf(&b, "! %s", l)
 		}
@@ -175,9 +203,41 @@ func session(t *testing.T, output string) string {
 	run("switch start --topic " + topic1 + " --to a --mode immediate --dry-run")
 	run("switch start --topic " + topic1 + " --to a --mode immediate --why ticket-2")
 	run("switch start --topic " + topic1 + " --to a --mode immediate")
-	run("switch start --topic " + topic1 + " --to b --mode planned")
 	run("switch list")
 	run("history --limit 3")
+
+	findings := func(fs ...switching.Finding) {
+		s.p1.Do(func(f *admintest.Fields) {
+			f.Preflight = func(_ switching.CheckRequest, p *switching.Preflight) error {
+				p.Add(fs...)
+				p.Subscriptions = []switching.Carried{{Topic: topic1, Subscription: "billing", How: "source position", First: "9:42", Holes: 2, Backlog: 7, Unacked: 3, Repeated: 1}}
+				p.SubscriptionCount, p.Forecast.Duplicates = 1, 4
+				return nil
+			}
+		})
+	}
+	warn := switching.Finding{Item: "policies", Verdict: switching.Warning, Evidence: "message TTL of the namespace (seconds): 60 on cluster a, not set on cluster b", Remedy: "make them equal, or accept what changes for clients"}
+	block := switching.Finding{Item: "replication", Verdict: switching.Blocker, Evidence: "cluster a replicates the topic to [a] and not to b", Remedy: "pulsar-admin namespaces set-clusters"}
+	findings(warn, block)
+	run("switch check --topic " + topic1 + " --to b")
+	run("switch start --topic " + topic1 + " --to b --force")
+	findings(warn)
+	run("switch start --topic " + topic1 + " --to b --dry-run")
+	run("switch start --topic " + topic1 + " --to b")
+	run("switch start --topic " + topic1 + " --to b --force --no-wait")
+	run("switch start --topic " + topic1 + " --to b --force")
+	id := s.newest()
+	run("switch pause " + id)
+	run("switch list --limit 1")
+	s.leader, _ = admintest.Lead(t, s.st.Join(), "p1", &admintest.Topic{})
+	run("switch resume " + id)
+	run("switch status " + id)
+	run("switch abort " + id)
+	findings()
+	run("switch reverse " + id + " --dry-run")
+	run("switch reverse " + id + " --why trouble")
+	run("switch reverse " + id)
+	run("switch start --topic " + topic1 + " --topic " + topic2 + " --to b --mode planned")
 	if output == "" {
 		run("switch status none")
 	}
@@ -235,7 +295,9 @@ func TestWrongUsageIsExitCode2AndSaysWhereToLook(t *testing.T) {
 	check("routes ls --timeout 0s", "is not positive")
 	check("routes ls --admin 127.0.0.1:7780", "write http://host:7780")
 	check("routes import /nonexistent", "no such file")
-	check("switch start --topic x --to b --mode planned", "the one that exists is immediate")
+	check("switch start --topic a/b/c --to b --mode failover", "those that exist are planned and immediate")
+	check("switch start --namespace a/b --to b", "cannot be moved in planned mode yet")
+	check("switch abort", "needs ID")
 	check("switch start --topics-from - --to b --mode immediate", "names no topic")
 	check("serve", "serve needs --config FILE")
 	check("check-config", "needs FILE")

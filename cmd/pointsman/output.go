@@ -92,8 +92,14 @@ func detailLine(d admin.Detail) string {
 	if d.Producers+d.Consumers > 0 {
 		parts = append(parts, fmt.Sprintf("%s, %s", plural(d.Producers, "producer"), plural(d.Consumers, "consumer")))
 	}
+	if d.Item != "" {
+		parts = append(parts, string(d.Verdict), d.Item)
+	}
 	if d.Problem != "" {
 		parts = append(parts, d.Problem)
+	}
+	if d.Remedy != "" {
+		parts[len(parts)-1] += "; " + d.Remedy
 	}
 	return strings.Join(parts, ": ")
 }

@@ -19,7 +19,7 @@ func (c *cli) switchCommand() *cobra.Command {
 		Use:   "switch",
 		Short: "Move topics from one cluster to another while their clients run",
 		Long:  `Move topics from one cluster to another while their clients run, and look at such moves.`,
-	}, c.switchStart(), c.switchStatus(), c.switchList(), c.switchWatch())
+	}, c.switchStart(), c.switchCheck(), c.switchStatus(), c.switchList(), c.switchWatch(), c.switchAbort(), c.switchPause(), c.switchResume(), c.switchReverse())
 }
 
 func (c *cli) switchStart() *cobra.Command {
@@ -27,91 +27,130 @@ func (c *cli) switchStart() *cobra.Command {
 	var from string
 	var noWait bool
 	cmd := &cobra.Command{
-		Use:   "start (--topic T... | --topics-from FILE | --namespace NS) --to CLUSTER --mode immediate",
+		Use:   "start (--topic T... | --topics-from FILE | --namespace NS) --to CLUSTER [--mode planned|immediate]",
 		Short: "Move topics, a list of topics or a namespace to a cluster",
-		Long: `Move topics to a cluster. What happens in immediate mode, topic by topic:
-  1. the new cluster is asked which broker owns the topic (each partition, at most 2 s);
-  2. the map is changed in one compare-and-set write, the epoch grows by one;
-  3. every proxy waits up to eviction.receipt_wait for outstanding receipts, then closes exactly the producers and consumers
-     of the topic and names the new broker; other topics on the same connections go on;
-  4. the command waits up to 10 s for the reports of all proxies.
-The first topic moves alone, then several at a time; at the first trouble no further topic is touched. A namespace moves its single
-entries first, then its rule, and then drops the entries that say the same as the rule.
+		Long: `Move topics to a cluster. What happens in planned mode, the default, topic by topic:
+  1. preflight: both clusters are asked about everything that could go wrong. A blocker refuses the switch; a warning does so unless --force
+     is given, which never overrides a blocker. --dry-run stops here and shows findings and forecast;
+  2. prepare: every proxy writes down that the topic will move; then fence: publishers wait, what was sent gets its receipt;
+  3. the old cluster is drained, replication caught up with, every subscription carried to exactly where it is, acknowledged ranges included;
+  4. flip: the map is changed in one compare-and-set write, and clients are sent to their new broker;
+  5. verify: the ends of both clusters are compared. The receipt is in "switch status" and in state_dir/receipts.
+Until the flip any trouble gives the topic back to the old cluster; publishers have waited 10 s at most. The switches of one command run side by side.
+
+Planned mode does not promise:
+` + bullets(switching.NotPromised(switching.ModePlanned)) + `
+In immediate mode the map is changed at once: brokers of the new cluster are looked up (at most 2 s), one compare-and-set write, and every proxy
+closes exactly the producers and consumers of the topic after up to eviction.receipt_wait; the command waits up to 10 s for the
+reports of all proxies. The first topic moves alone, then several at a time; at the first trouble no further topic is touched. A namespace moves its
+single entries first, then its rule, and then drops the entries that say the same as the rule.
 
 Immediate mode does not promise:
 ` + bullets(switching.NotPromised(switching.ModeImmediate)) + `
-Refused: a topic that is there already, a cluster that is unknown to a proxy or does not answer, a namespace that does not exist there,
-a member proxy that is not connected to the map store (--force goes on in these cases).
+Refused in immediate mode: a topic that is there already, a cluster that is unknown to a proxy or does not answer, a namespace that does not
+exist there, a member proxy that is not connected to the map store (--force goes on in these cases).
 
 ` + exitHelp,
-		Example: `  pointsman switch start --topic persistent://acme/orders/created --to b --mode immediate
-  pointsman switch start --topics-from topics.txt --to b --mode immediate --why "ticket 4711"
-  pointsman switch start --namespace acme/orders --to b --mode immediate --dry-run`,
+		Example: `  pointsman switch start --topic persistent://acme/orders/created --to b --dry-run
+  pointsman switch start --topic persistent://acme/orders/created --to b --why "ticket 4711"
+  pointsman switch start --topics-from topics.txt --to b --reversible
+  pointsman switch start --namespace acme/orders --to b --mode immediate`,
 		Args: exactly(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			client, err := c.client()
 			if err != nil {
 				return err
 			}
-			if from != "" {
-				text, err := c.read(from)
-				if err != nil {
-					return err
-				}
-				for line := range strings.Lines(string(text)) {
-					if fields, err := splitFields(line); err != nil || len(fields) > 1 {
-						return usage("%s: the line %q is not one topic", from, strings.TrimSpace(line))
-					} else if len(fields) == 1 {
-						r.Topics = append(r.Topics, fields[0])
-					}
-				}
-				if len(r.Topics) == 0 {
-					return usage("%s names no topic", from)
-				}
+			if err := c.topicsFrom(from, &r.Topics); err != nil {
+				return err
 			}
 			r.Who, r.Why = c.author(), c.why
 			st, err := client.StartSwitch(cmd.Context(), r)
 			if err != nil {
 				return err
 			}
-			if !r.DryRun && !noWait {
-				if c.output == formatTable {
-					fmt.Fprintf(c.stderr, "switch %s started; Ctrl-C stops the watching, not the switch\n", st.ID)
-				}
-				return c.watch(cmd.Context(), client, st.ID, st.Total > 1)
-			}
-			return c.print(st, func(w io.Writer) { writeSwitch(w, st) })
+			return c.started(cmd.Context(), client, st, r.Force, !noWait)
 		},
 	}
 	f := cmd.Flags()
-	f.StringArrayVar(&r.Topics, "topic", nil, "topic to move (repeatable)")
-	f.StringVar(&from, "topics-from", "", "file with one topic a line (- for standard input)")
-	f.StringVar(&r.Namespace, "namespace", "", "move everything in TENANT/NAMESPACE")
-	f.StringVar(&r.To, "to", "", "cluster to move to")
-	f.StringVar(&r.Mode, "mode", "", "how: immediate is the only mode so far")
-	f.BoolVar(&r.Force, "force", false, "go on although the cluster or a proxy is not as it should be")
-	f.BoolVar(&r.DryRun, "dry-run", false, "only check, and count the clients that would move")
+	c.topicFlags(cmd, &r, &from)
+	f.StringVar(&r.Namespace, "namespace", "", "move everything in TENANT/NAMESPACE (immediate mode)")
+	f.StringVar(&r.Mode, "mode", string(switching.ModePlanned), "how: planned or immediate")
+	f.BoolVar(&r.Force, "force", false, "go on in spite of warnings; in immediate mode although the cluster or a proxy is not as it should be")
+	f.BoolVar(&r.DryRun, "dry-run", false, "only check, and show what would happen")
 	f.BoolVar(&noWait, "no-wait", false, "do not wait for the end")
 	c.changeFlags(cmd)
 	return cmd
 }
 
-// watch waits for the end of a switch, prints it, and turns trouble into an exit code.
-func (c *cli) watch(ctx context.Context, client *admin.Client, id string, progress bool) error {
+// topicFlags are those of start and check.
+func (c *cli) topicFlags(cmd *cobra.Command, r *admin.SwitchRequest, from *string) {
+	f := cmd.Flags()
+	f.StringArrayVar(&r.Topics, "topic", nil, "topic to move (repeatable)")
+	f.StringVar(from, "topics-from", "", "file with one topic a line (- for standard input)")
+	f.StringVar(&r.To, "to", "", "cluster to move to")
+	f.BoolVar(&r.Reversible, "reversible", false, "the way back is wanted: what it lacks is a blocker")
+}
+
+// topicsFrom adds the topics of a file.
+func (c *cli) topicsFrom(file string, topics *[]string) error {
+	if file == "" {
+		return nil
+	}
+	text, err := c.read(file)
+	if err != nil {
+		return err
+	}
+	for line := range strings.Lines(string(text)) {
+		if fields, err := splitFields(line); err != nil || len(fields) > 1 {
+			return usage("%s: the line %q is not one topic", file, strings.TrimSpace(line))
+		} else if len(fields) == 1 {
+			*topics = append(*topics, fields[0])
+		}
+	}
+	if len(*topics) == 0 {
+		return usage("%s names no topic", file)
+	}
+	return nil
+}
+
+// started shows a dry run, or waits for the end of what was started.
+func (c *cli) started(ctx context.Context, client *admin.Client, st admin.SwitchStatus, force, wait bool) error {
+	if st.ID == "" || !st.Running() {
+		if err := c.print(st, func(w io.Writer) { writeSwitch(w, st) }); err != nil {
+			return err
+		}
+		return refusedBy(st.Preflights, force)
+	}
+	if !wait {
+		return c.print(st, func(w io.Writer) { writeSwitch(w, st) })
+	}
+	if c.output == formatTable {
+		writeAccepted(c.stderr, st.Preflights)
+		fmt.Fprintf(c.stderr, "switch %s started; Ctrl-C stops the watching, not the switch\n", st.ID)
+	}
+	if st.Mode != string(switching.ModePlanned) {
+		return c.watch(ctx, client, st.ID, st.Total > 1, admin.SwitchStatus{}) // the proxy tells all of it again
+	}
+	return c.watch(ctx, client, st.ID, true, st)
+}
+
+// watch waits for the end of a switch, prints it, and turns trouble into an exit code. What was skipped or failed at the start has no record and is
+// said again.
+func (c *cli) watch(ctx context.Context, client *admin.Client, id string, progress bool, start admin.SwitchStatus) error {
 	var seen func(admin.SwitchStatus)
 	if progress && c.output == formatTable {
-		seen = func(st admin.SwitchStatus) {
-			fmt.Fprintf(c.stderr, "%s: %d moved, %d ended%s\n", st.State, st.Flipped, st.Ended, ofTotal(st.Total))
-		}
+		seen = func(st admin.SwitchStatus) { writeProgress(c.stderr, st) }
 	}
 	st, err := client.WaitSwitch(ctx, id, seen)
 	if err != nil {
 		return err
 	}
+	st.Skipped, st.Failed = append(st.Skipped, start.Skipped...), append(st.Failed, start.Failed...)
 	if err := c.print(st, func(w io.Writer) { writeSwitch(w, st) }); err != nil {
 		return err
 	}
-	if st.Done() {
+	if st.Done() && len(start.Failed) == 0 {
 		return nil
 	}
 	code := exitFailed
@@ -165,7 +204,7 @@ func (c *cli) switchWatch() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return c.watch(cmd.Context(), client, args[0], true)
+			return c.watch(cmd.Context(), client, args[0], true, admin.SwitchStatus{})
 		},
 	}
 }
@@ -191,9 +230,9 @@ func (c *cli) switchList() *cobra.Command {
 					fmt.Fprintln(w, "no switches")
 					return
 				}
-				rows := [][]string{{"ID", "STARTED", "TOPIC", "FROM", "TO", "EPOCH", "STATE", "WHO"}}
+				rows := [][]string{{"ID", "STARTED", "MODE", "TOPIC", "FROM", "TO", "EPOCH", "STATE", "HOLD", "WHO"}}
 				for _, s := range list.Switches {
-					rows = append(rows, []string{s.ID, stamp(s.Started), s.Topic, orDash(s.From), s.To, strconv.FormatUint(s.Epoch, 10), string(s.State), s.Who})
+					rows = append(rows, []string{s.ID, stamp(s.Started), string(s.Mode), s.Topic, orDash(s.From), s.To, strconv.FormatUint(s.Epoch, 10), stateText(s), hold(s), s.Who})
 				}
 				writeRows(w, rows)
 			})
@@ -204,9 +243,20 @@ func (c *cli) switchList() *cobra.Command {
 }
 
 func writeSwitch(w io.Writer, st admin.SwitchStatus) {
-	fmt.Fprintf(w, "switch %s to %s, %s: %s\n", st.ID, st.To, st.Mode, st.State)
-	fmt.Fprintf(w, "moved %d%s, ended %d\n", st.Flipped, ofTotal(st.Total), st.Ended)
-	if len(st.Switches) > 0 {
+	planned := st.Mode == string(switching.ModePlanned)
+	if st.ID != "" {
+		fmt.Fprintf(w, "switch %s to %s, %s: %s\n", st.ID, st.To, st.Mode, st.State)
+		fmt.Fprintf(w, "moved %d%s, ended %d\n", st.Flipped, ofTotal(st.Total), st.Ended)
+	}
+	for _, p := range st.Preflights {
+		if st.State == "planned" {
+			writePreflight(w, p)
+		}
+	}
+	switch {
+	case len(st.Switches) > 0 && planned:
+		writePlanned(w, st)
+	case len(st.Switches) > 0:
 		rows := [][]string{{"TOPIC", "FROM", "EPOCH", "STATE", "PRODUCERS", "CONSUMERS", "NO RECEIPT", "BROKERS NAMED"}}
 		for _, d := range st.Switches {
 			named := fmt.Sprintf("%d of %d", len(d.Assigned), len(d.Assigned)+d.Unassigned)

@@ -8,21 +8,21 @@ import (
 	"pointsman/core/route"
 )
 
-// ParseMode accepts the modes that exist, and names them for any other.
+// ParseMode accepts the modes that exist, and names them for any other; "" is the planned one.
 func ParseMode(mode string) (Mode, error) {
 	switch Mode(mode) {
+	case ModePlanned, "":
+		return ModePlanned, nil
 	case ModeImmediate:
 		return ModeImmediate, nil
-	case "":
-		return "", fmt.Errorf("no mode is given; the one that exists is %s", ModeImmediate)
 	}
-	return "", fmt.Errorf("mode %q does not exist; the one that exists is %s", mode, ModeImmediate)
+	return "", fmt.Errorf("mode %q does not exist; those that exist are %s and %s", mode, ModePlanned, ModeImmediate)
 }
 
 // NotPromised says what a switch of this mode does not guarantee, a sentence each.
 func NotPromised(m Mode) []string {
 	if m != ModeImmediate {
-		return nil
+		return []string{"duplicates: what was delivered and not acknowledged comes again, as after any reconnect; the forecast counts it"}
 	}
 	return []string{
 		"duplicates: messages that are in flight at the flip may be stored on both clusters",

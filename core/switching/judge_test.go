@@ -8,18 +8,36 @@ import (
 	"pointsman/core/route"
 )
 
-func TestOnlyImmediateModeExistsAndTheRefusalSaysSo(t *testing.T) {
-	if m, err := ParseMode("immediate"); err != nil || m != ModeImmediate {
-		t.Errorf("immediate: %q, %v", m, err)
+func TestTheModesThatExistAreNamedForAnyOther(t *testing.T) {
+	for text, want := range map[string]Mode{"": ModePlanned, "planned": ModePlanned, "immediate": ModeImmediate} {
+		if m, err := ParseMode(text); err != nil || m != want {
+			t.Errorf("%q: %q, %v", text, m, err)
+		}
 	}
-	for _, mode := range []string{"", "planned", "failover", "Immediate"} {
-		if _, err := ParseMode(mode); err == nil || !strings.Contains(err.Error(), "the one that exists is immediate") {
+	for _, mode := range []string{"failover", "Immediate"} {
+		if _, err := ParseMode(mode); err == nil || !strings.Contains(err.Error(), "planned and immediate") {
 			t.Errorf("mode %q: %v", mode, err)
 		}
 	}
-	if len(NotPromised(ModeImmediate)) != 4 || NotPromised("planned") != nil {
-		t.Error("what is not promised must be said for immediate mode, and only for it")
+	if len(NotPromised(ModeImmediate)) != 4 || len(NotPromised(ModePlanned)) != 1 {
+		t.Error("what is not promised must be said for each mode")
 	}
+}
+
+func TestTheVerdictOfAPreflightIsTheWorstOfItsFindings(t *testing.T) {
+	check := func(want Verdict, verdicts ...Verdict) {
+		t.Helper()
+		var p Preflight
+		for _, v := range verdicts {
+			p.Add(Finding{Item: "x", Verdict: v})
+		}
+		if p.Verdict != want || len(p.Findings) != len(verdicts) {
+			t.Errorf("%v: verdict %q of %d findings, want %q", verdicts, p.Verdict, len(p.Findings), want)
+		}
+	}
+	check(Fine, Fine)
+	check(Warning, Warning, Fine)
+	check(Blocker, Warning, Blocker, Fine, Warning)
 }
 
 func TestJudge(t *testing.T) {

@@ -19,6 +19,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"pointsman/core/route"
+	"pointsman/core/switching"
 	"pointsman/store"
 )
 
@@ -61,6 +62,9 @@ type Config struct {
 	Proxy   Proxy
 	Metrics prometheus.Gatherer
 	Logger  *slog.Logger
+	// Check is the preflight of a planned switch; nil when this proxy can plan none. Nudge tells the controller that a record was written; may be nil.
+	Check func(ctx context.Context, r switching.CheckRequest) (switching.Preflight, error)
+	Nudge func()
 	// PeerTransport carries the questions to other proxies; nil is a transport of its own.
 	PeerTransport http.RoundTripper
 }
@@ -85,7 +89,10 @@ type Server struct {
 	log     *slog.Logger
 	peers   http.RoundTripper
 	handler http.Handler
-	http    *http.Server
+	// preflight and nudge are Config.Check and Config.Nudge.
+	preflight func(context.Context, switching.CheckRequest) (switching.Preflight, error)
+	nudge     func()
+	http      *http.Server
 
 	stop context.CancelFunc // ends the batches
 	life context.Context
@@ -97,9 +104,12 @@ type Server struct {
 
 // New makes a Server; nothing runs until Serve.
 func New(cfg Config) *Server {
-	s := &Server{store: cfg.Store, proxy: cfg.Proxy, log: cfg.Logger, peers: cfg.PeerTransport}
+	s := &Server{store: cfg.Store, proxy: cfg.Proxy, log: cfg.Logger, peers: cfg.PeerTransport, preflight: cfg.Check, nudge: cfg.Nudge}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
+	}
+	if s.nudge == nil {
+		s.nudge = func() {}
 	}
 	if s.peers == nil {
 		s.peers = newTransport()
@@ -126,6 +136,10 @@ func New(cfg Config) *Server {
 	mux.Handle("POST /api/v1/handles", command(maxImport, s.handleHandlesQuery))
 	mux.Handle("GET /api/v1/switches", answer(s.handleSwitches))
 	mux.Handle("POST /api/v1/switches", command(maxImport, s.handleSwitchStart))
+	mux.Handle("POST /api/v1/switches/abort", command(maxBody, s.handleAbort))
+	mux.Handle("POST /api/v1/switches/pause", command(maxBody, s.handlePause))
+	mux.Handle("POST /api/v1/switches/resume", command(maxBody, s.handleResume))
+	mux.Handle("POST /api/v1/switches/reverse", command(maxBody, s.handleReverse))
 	mux.Handle("GET /api/v1/switches/{id}", answer(s.handleSwitch))
 	mux.Handle("/api/", answer(func(_ context.Context, r *http.Request) (any, error) {
 		return nil, &Error{Code: CodeNotFound, Message: "there is no " + r.Method + " " + r.URL.Path, Remedy: "see docs/cli.md for the control API; the command line and the proxy may be of different versions"}

@@ -37,6 +37,9 @@ const (
 	CodeClusterDown      Code = "cluster_down"      // 409: the target does not answer
 	CodeNoNamespace      Code = "no_namespace"      // 409: the target lacks the namespace
 	CodeBusy             Code = "busy"              // 409: too many switches at once
+	CodePreflight        Code = "preflight_failed"  // 409: the preflight of a planned switch found something; each finding is a detail
+	CodeSwitching        Code = "switch_under_way"  // 409: the topic has a planned switch that has not ended
+	CodeTooLate          Code = "too_late"          // 409: the switch has gone too far, or not far enough, for that
 	CodeStoreUnavailable Code = "store_unavailable" // 503: the map store is away; nothing was changed
 	CodeOutcomeUnknown   Code = "outcome_unknown"   // 503: a write may or may not have happened
 	CodeInternal         Code = "internal"          // 500
@@ -49,7 +52,8 @@ func (c Code) Status() int {
 		return http.StatusBadRequest
 	case CodeNotFound:
 		return http.StatusNotFound
-	case CodeUnknownCluster, CodeLiveClients, CodeProxyUnreachable, CodeProxyLive, CodeAlreadyThere, CodeConflict, CodeClusterDown, CodeNoNamespace, CodeBusy:
+	case CodeUnknownCluster, CodeLiveClients, CodeProxyUnreachable, CodeProxyLive, CodeAlreadyThere, CodeConflict, CodeClusterDown, CodeNoNamespace, CodeBusy,
+		CodePreflight, CodeSwitching, CodeTooLate:
 		return http.StatusConflict
 	case CodeStoreUnavailable, CodeOutcomeUnknown:
 		return http.StatusServiceUnavailable
@@ -74,6 +78,10 @@ type Detail struct {
 	Problem   string `json:"problem,omitempty"`
 	Producers int    `json:"producers,omitempty"`
 	Consumers int    `json:"consumers,omitempty"`
+	// Item, Verdict and Remedy are those of a preflight's finding.
+	Item    string            `json:"item,omitempty"`
+	Verdict switching.Verdict `json:"verdict,omitempty"`
+	Remedy  string            `json:"remedy,omitempty"`
 }
 
 func (e *Error) Error() string {
@@ -263,29 +271,44 @@ type SwitchRequest struct {
 	Topics    []string `json:"topics,omitempty"`
 	Namespace string   `json:"namespace,omitempty"`
 	To        string   `json:"to"`
-	Mode      string   `json:"mode"`
-	Force     bool     `json:"force,omitempty"`
+	Mode      string   `json:"mode"`            // planned (also when empty) or immediate
+	Force     bool     `json:"force,omitempty"` // planned: in spite of warnings, never of blockers
 	DryRun    bool     `json:"dry_run,omitempty"`
-	Who       string   `json:"who,omitempty"`
-	Why       string   `json:"why,omitempty"`
+	// Reversible has the way back checked as strictly as the way there; planned mode.
+	Reversible bool   `json:"reversible,omitempty"`
+	Who        string `json:"who,omitempty"`
+	Why        string `json:"why,omitempty"`
+}
+
+// SwitchCommand is about a switch, or all switches of one command.
+type SwitchCommand struct {
+	ID         string `json:"id"`
+	Force      bool   `json:"force,omitempty"`      // resume, reverse: in spite of warnings
+	DryRun     bool   `json:"dry_run,omitempty"`    // reverse: only the preflight
+	Reversible bool   `json:"reversible,omitempty"` // resume, reverse: as of SwitchRequest
+	Who        string `json:"who,omitempty"`        // reverse
+	Why        string `json:"why,omitempty"`        // reverse
 }
 
 // SwitchStatus is one command's worth of switches.
 type SwitchStatus struct {
-	ID    string `json:"id"`
-	To    string `json:"to"`
-	Mode  string `json:"mode"`
-	State string `json:"state"` // planned, running, done, incomplete or failed
-	// Total is how many topics and rules the command moves; 0 when asked of a proxy that does not drive it.
-	Total       int            `json:"total"`
-	Flipped     int            `json:"flipped"`
-	Ended       int            `json:"ended"`
-	Switches    []SwitchDetail `json:"switches"` // at most the newest maxDetails, troubled ones first
-	Skipped     []Detail       `json:"skipped,omitempty"`
-	Failed      []Detail       `json:"failed,omitempty"`
-	Clients     []ProxyHandles `json:"clients,omitempty"` // of a dry run: who would be moved
-	Notes       []string       `json:"notes,omitempty"`
-	NotPromised []string       `json:"not_promised"`
+	ID   string `json:"id"`
+	To   string `json:"to"`
+	Mode string `json:"mode"`
+	// State is planned (a dry run), running, paused, done, incomplete, aborted or failed.
+	State string `json:"state"`
+	// Total is how many topics and rules the command moves; 0 when an immediate one is asked of a proxy that does not drive it.
+	Total    int            `json:"total"`
+	Flipped  int            `json:"flipped"`
+	Ended    int            `json:"ended"`
+	Switches []SwitchDetail `json:"switches"` // at most the newest maxDetails, troubled ones first
+	Skipped  []Detail       `json:"skipped,omitempty"`
+	Failed   []Detail       `json:"failed,omitempty"`
+	Clients  []ProxyHandles `json:"clients,omitempty"` // of an immediate dry run: who would be moved
+	// Preflights are what was found before a planned switch, by topic: in the answer to its start or dry run.
+	Preflights  []switching.Preflight `json:"preflights,omitempty"`
+	Notes       []string              `json:"notes,omitempty"`
+	NotPromised []string              `json:"not_promised"`
 }
 
 // SwitchDetail is the switch of one topic or rule.
@@ -294,7 +317,7 @@ type SwitchDetail struct {
 	Producers  int             `json:"producers"` // evicted, over all proxies
 	Consumers  int             `json:"consumers"`
 	Unresolved int             `json:"unresolved"`
-	Waiting    []string        `json:"waiting,omitempty"` // proxies that have not reported
+	Waiting    []string        `json:"waiting,omitempty"` // proxies that have not reported the present state
 	Acks       []switching.Ack `json:"acks"`
 }
 

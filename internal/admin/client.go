@@ -141,6 +141,26 @@ func (c *Client) StartSwitch(ctx context.Context, r SwitchRequest) (SwitchStatus
 	return post[SwitchStatus](ctx, c, "/api/v1/switches", r)
 }
 
+// AbortSwitch asks for the end of planned switches that have not flipped yet.
+func (c *Client) AbortSwitch(ctx context.Context, r SwitchCommand) (SwitchStatus, error) {
+	return post[SwitchStatus](ctx, c, "/api/v1/switches/abort", r)
+}
+
+// PauseSwitch keeps planned switches from beginning.
+func (c *Client) PauseSwitch(ctx context.Context, r SwitchCommand) (SwitchStatus, error) {
+	return post[SwitchStatus](ctx, c, "/api/v1/switches/pause", r)
+}
+
+// ResumeSwitch lets paused ones begin, and aborted ones begin anew.
+func (c *Client) ResumeSwitch(ctx context.Context, r SwitchCommand) (SwitchStatus, error) {
+	return post[SwitchStatus](ctx, c, "/api/v1/switches/resume", r)
+}
+
+// ReverseSwitch starts planned switches back.
+func (c *Client) ReverseSwitch(ctx context.Context, r SwitchCommand) (SwitchStatus, error) {
+	return post[SwitchStatus](ctx, c, "/api/v1/switches/reverse", r)
+}
+
 // Switch reads one switch, or the command that moves several.
 func (c *Client) Switch(ctx context.Context, id string) (SwitchStatus, error) {
 	return get[SwitchStatus](ctx, c, "/api/v1/switches/"+url.PathEscape(id), nil)
@@ -160,7 +180,7 @@ func (c *Client) WaitSwitch(ctx context.Context, id string, seen func(SwitchStat
 		if err != nil {
 			return st, err
 		}
-		if seen != nil && (st.State != last.State || st.Flipped != last.Flipped || st.Ended != last.Ended) {
+		if seen != nil && progress(st) != progress(last) {
 			seen(st)
 		}
 		if last = st; !st.Running() {
@@ -175,7 +195,16 @@ func (c *Client) WaitSwitch(ctx context.Context, id string, seen func(SwitchStat
 }
 
 // Running tells whether the switch has not ended yet.
-func (st SwitchStatus) Running() bool { return st.State == stateRunning }
+func (st SwitchStatus) Running() bool { return st.State == stateRunning || st.State == statePaused }
+
+// progress differs when there is something new to tell of a switch.
+func progress(st SwitchStatus) string {
+	text := fmt.Sprintf("%s %d %d", st.State, st.Flipped, st.Ended)
+	if len(st.Switches) == 1 {
+		text += string(st.Switches[0].State)
+	}
+	return text
+}
 
 // Done tells whether it ended well.
 func (st SwitchStatus) Done() bool { return st.State == stateDone }

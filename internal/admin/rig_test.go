@@ -46,7 +46,7 @@ func (r *rig) start(id string, clusters ...string) *admintest.Proxy {
 	st := r.st.Join()
 	r.t.Cleanup(func() { st.Close() })
 	p := admintest.Start(r.t, st, id, clusters...)
-	s := admin.New(admin.Config{Store: st, Proxy: p, PeerTransport: r.net})
+	s := admin.New(admin.Config{Store: st, Proxy: p, Check: p.Check, PeerTransport: r.net})
 	r.t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 		defer cancel()

@@ -13,6 +13,7 @@ import (
 	"pgregory.net/rapid"
 
 	"pointsman/core/route"
+	"pointsman/core/switching"
 	"pointsman/internal/admin"
 	"pointsman/internal/admin/admintest"
 	"pointsman/internal/golden"
@@ -181,7 +182,27 @@ func TestEveryRefusalSaysWhyAndWhatToDo(t *testing.T) {
 	r2 := newRig(t, "p1")
 	r, c = r2, r2.client("p1")
 	sw("no mode", admin.SwitchRequest{Topics: []string{topic1}, To: "b", Mode: " "})
-	sw("the planned mode", admin.SwitchRequest{Topics: []string{topic1}, To: "b", Mode: "planned"})
+	sw("a namespace in planned mode", admin.SwitchRequest{Mode: "planned", Namespace: "acme/orders", To: "b"})
+	sw("a planned switch to an unknown cluster", admin.SwitchRequest{Mode: "planned", Topics: []string{topic1}, To: "z"})
+	sw("a planned switch of what is there already", admin.SwitchRequest{Mode: "planned", Topics: []string{topic1}, To: "a"})
+	r.proxies["p1"].Do(func(f *admintest.Fields) {
+		f.Preflight = func(_ switching.CheckRequest, p *switching.Preflight) error {
+			p.Add(switching.Finding{Item: "policies", Verdict: switching.Warning, Evidence: "they differ", Remedy: "make them equal"})
+			return nil
+		}
+	})
+	sw("a planned switch with a warning", admin.SwitchRequest{Mode: "planned", Topics: []string{topic1}, To: "b"})
+	r.proxies["p1"].Do(func(f *admintest.Fields) {
+		f.Preflight = func(_ switching.CheckRequest, p *switching.Preflight) error {
+			p.Add(
+				switching.Finding{Item: "policies", Verdict: switching.Warning, Evidence: "they differ", Remedy: "make them equal"},
+				switching.Finding{Item: "replication", Verdict: switching.Blocker, Evidence: "there is none", Remedy: "configure it"},
+			)
+			return nil
+		}
+	})
+	sw("a planned switch with a blocker, by force", admin.SwitchRequest{Mode: "planned", Topics: []string{topic1, topic2}, To: "b", Force: true})
+	r.proxies["p1"].Do(func(f *admintest.Fields) { f.Preflight = nil })
 	sw("no target", admin.SwitchRequest{Topics: []string{topic1}})
 	sw("nothing to move", admin.SwitchRequest{To: "b"})
 	sw("topics and a namespace", admin.SwitchRequest{Topics: []string{topic1}, Namespace: "acme/orders", To: "b"})

@@ -39,11 +39,14 @@ const (
 func (s *Server) handleSwitchStart(ctx context.Context, r *SwitchRequest) (any, error) {
 	mode, err := switching.ParseMode(r.Mode)
 	if err != nil {
-		return nil, &Error{Code: CodeUnsupportedMode, Message: err.Error(), Remedy: "repeat with --mode " + string(switching.ModeImmediate) + " if what it does not promise is acceptable (`pointsman switch start --help`)"}
+		return nil, &Error{Code: CodeUnsupportedMode, Message: err.Error(), Remedy: "leave it out for the planned one (`pointsman switch start --help`)"}
 	}
 	targets, err := switchTargets(r)
 	if err != nil {
 		return nil, err
+	}
+	if mode == switching.ModePlanned {
+		return s.startPlanned(ctx, r, targets)
 	}
 	if err := s.guardSwitch(ctx, r); err != nil {
 		return nil, err
@@ -59,6 +62,13 @@ func (s *Server) handleSwitchStart(ctx context.Context, r *SwitchRequest) (any, 
 			Remedy: "`pointsman explain TOPIC` tells why", Details: b.skipped,
 		}
 	}
+	topics := make([]string, 0, len(b.items))
+	for _, it := range b.items {
+		topics = append(topics, it.target.name())
+	}
+	if err := s.guardRunning(ctx, topics, ""); err != nil {
+		return nil, err
+	}
 	if !r.Force {
 		if err := s.guardNamespaces(ctx, b); err != nil {
 			return nil, err
@@ -67,11 +77,7 @@ func (s *Server) handleSwitchStart(ctx context.Context, r *SwitchRequest) (any, 
 	if r.DryRun {
 		status := b.status()
 		status.State = statePlanned
-		names := make([]string, 0, len(b.items))
-		for _, it := range b.items {
-			names = append(names, it.target.name())
-		}
-		status.Clients, _, err = s.askHandles(ctx, names, func(t route.Topic) bool {
+		status.Clients, _, err = s.askHandles(ctx, topics, func(t route.Topic) bool {
 			return plan.table.Decide(t, plan.def).Cluster != b.to
 		})
 		return status, err
@@ -505,6 +511,9 @@ func (s *Server) end(ctx context.Context, rec *switching.Record) error {
 
 // detail adds the acks to a record. A switch whose driver is gone is ended here.
 func (s *Server) detail(ctx context.Context, rec switching.Record) (SwitchDetail, error) {
+	if rec.Mode == switching.ModePlanned {
+		return s.detailPlanned(ctx, rec)
+	}
 	acks, err := s.store.Acks(ctx, rec.ID)
 	if err != nil {
 		return SwitchDetail{}, err
@@ -530,7 +539,15 @@ func (s *Server) detail(ctx context.Context, rec switching.Record) (SwitchDetail
 
 // handleSwitch answers GET /switches/{id} for the id of one switch or of a command that moves several.
 func (s *Server) handleSwitch(ctx context.Context, r *http.Request) (any, error) {
-	id := r.PathValue("id")
+	st, err := s.status(ctx, r.PathValue("id"))
+	if err != nil {
+		return nil, err
+	}
+	return st, nil
+}
+
+// status is how far the switches of an id are.
+func (s *Server) status(ctx context.Context, id string) (*SwitchStatus, error) {
 	var status *SwitchStatus
 	if b := s.batch(id); b != nil {
 		status = b.status()
@@ -541,11 +558,14 @@ func (s *Server) handleSwitch(ctx context.Context, r *http.Request) (any, error)
 	}
 	if status == nil {
 		if len(records) == 0 {
-			return nil, &Error{Code: CodeNotFound, Message: fmt.Sprintf("there is no switch %q", id), Remedy: "look at `pointsman switch list`"}
+			return nil, noSwitch(id)
 		}
 		status = &SwitchStatus{ID: id, To: records[0].To, Mode: string(records[0].Mode), NotPromised: switching.NotPromised(records[0].Mode)}
+		if records[0].Mode == switching.ModePlanned {
+			status.Total = len(records) // all were written at the start
+		}
 	}
-	status.Flipped, status.Ended = len(records), 0
+	status.Flipped, status.Ended = 0, 0
 	// Troubled ones first: they are what an operator looks for.
 	slices.SortStableFunc(records, func(a, b switching.Record) int { return cmp.Compare(stateRank(a.State), stateRank(b.State)) })
 	status.Switches = []SwitchDetail{}
@@ -558,8 +578,11 @@ func (s *Server) handleSwitch(ctx context.Context, r *http.Request) (any, error)
 			rec = d.Record
 			status.Switches = append(status.Switches, d)
 		}
-		if rec.State != switching.StateEvicting {
+		if rec.State.Over() {
 			status.Ended++
+		}
+		if !rec.Flipped.IsZero() {
+			status.Flipped++
 		}
 	}
 	status.State = cmp.Or(status.State, stateOf(status.Switches))
@@ -580,21 +603,33 @@ func (s *Server) records(ctx context.Context, id string) ([]switching.Record, er
 }
 
 func stateRank(s switching.State) int {
-	return slices.Index([]switching.State{switching.StateIncomplete, switching.StateEvicting, switching.StateDone}, s)
+	return slices.Index([]switching.State{
+		switching.StateIncomplete, switching.StateAborted, switching.StateFenced, switching.StatePrepared, switching.StateEvicting, switching.StateRequested, switching.StateDone,
+	}, s)
 }
 
-// stateOf is the state of a command that this proxy does not drive, from its switches.
+// stateOf is the state of a command that this proxy does not drive, from its switches. What still runs counts before what went wrong, but in
+// immediate mode, which begins nothing more after trouble.
 func stateOf(ds []SwitchDetail) string {
-	state := stateDone
+	count := map[string]int{}
 	for _, d := range ds {
 		switch {
-		case d.State == switching.StateIncomplete:
+		case d.State == switching.StateIncomplete && d.Mode == switching.ModeImmediate:
 			return stateIncomplete
-		case d.State == switching.StateEvicting:
-			state = stateRunning
+		case d.State == switching.StateRequested && d.Wish == switching.WishPause:
+			count[statePaused]++
+		case !d.State.Over():
+			count[stateRunning]++
+		default:
+			count[string(d.State)]++
 		}
 	}
-	return state
+	for _, state := range []string{stateRunning, statePaused, stateAborted, stateIncomplete} {
+		if count[state] > 0 {
+			return state
+		}
+	}
+	return stateDone
 }
 
 func (s *Server) handleSwitches(ctx context.Context, r *http.Request) (any, error) {

@@ -134,10 +134,16 @@ func newOn(ctx context.Context, st store.Store, cfg *config.Config, log *slog.Lo
 	}
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(newCollector(a))
-	a.admin = admin.New(admin.Config{Store: a.store, Proxy: a, Metrics: registry, Logger: log})
+	a.admin = admin.New(admin.Config{
+		Store: a.store, Proxy: a, Metrics: registry, Logger: log,
+		Check: func(ctx context.Context, r switching.CheckRequest) (switching.Preflight, error) {
+			return a.control.Check(ctx, r)
+		},
+		Nudge: func() { a.control.Nudge() },
+	})
 	a.control = controller.New(controller.Config{
 		Store: a.store, ID: a.info.ID, DefaultCluster: cfg.DefaultCluster, Open: controller.OpenPulsar(a.clients), Assign: a.admin.Assign,
-		Receipt: a.keepReceipt, Log: log,
+		Clients: a.clients, NativeIDs: a.cfg.MessageIDs == config.NativeIDs, Receipt: a.keepReceipt, Log: log,
 	})
 	registry.MustRegister(a.control)
 	return a, nil

@@ -15,6 +15,7 @@ import (
 
 	"pointsman/core/route"
 	"pointsman/core/switching"
+	"pointsman/internal/pulsaradmin"
 	"pointsman/store"
 )
 
@@ -29,6 +30,10 @@ type Config struct {
 	Open func(ctx context.Context, rec switching.Record) (Topic, error)
 	// Assign asks a cluster for the brokers of a topic's partitions: full name → host:port, and how many could not be found out.
 	Assign func(ctx context.Context, cluster, base string) (brokers map[string]string, missing int)
+	// Clients ask the clusters in a preflight: one for each that has an admin address.
+	Clients map[string]*pulsaradmin.Client
+	// NativeIDs tells that message ids are passed on as they are (message_ids: native).
+	NativeIDs bool
 	// Receipt, when not nil, is handed every record that is over.
 	Receipt func(switching.Record)
 	Log     *slog.Logger

@@ -191,10 +191,9 @@ func (t *pulsarTopic) Carry(ctx context.Context) (carried []switching.Carried, e
 	})
 	for i, plans := range t.plans {
 		for _, p := range plans {
-			carried = append(carried, switching.Carried{
-				Topic: p.Topic, Subscription: p.Subscription, How: string(p.How), First: p.First.String(), Holes: len(p.Holes),
-				Backlog: p.Backlog, Unacked: t.inHand(i, p), Repeated: p.Repeated, Missing: p.Missing, Note: p.Note,
-			})
+			c := carriedOf(p)
+			c.Unacked = t.inHand(i, p)
+			carried = append(carried, c)
 		}
 	}
 	return carried, err
@@ -206,6 +205,13 @@ func (t *pulsarTopic) inHand(partition int, p pulsaradmin.Plan) int64 {
 		return p.Unacked
 	}
 	return max(p.Unacked, min(t.unacked[partition][p.Subscription], p.Backlog))
+}
+
+func carriedOf(p pulsaradmin.Plan) switching.Carried {
+	return switching.Carried{
+		Topic: p.Topic, Subscription: p.Subscription, How: string(p.How), First: p.First.String(), Holes: len(p.Holes),
+		Backlog: p.Backlog, Unacked: p.Unacked, Repeated: p.Repeated, Missing: p.Missing, Note: p.Note,
+	}
 }
 
 // ReadBack compares the subscriptions of the new cluster with the plans of the last Carry.

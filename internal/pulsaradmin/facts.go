@@ -12,8 +12,11 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
+	"strings"
 	"sync"
 	"time"
+
+	"pointsman/core/route"
 )
 
 // Facts is what one cluster says of one topic before a switch.
@@ -56,6 +59,7 @@ type Policies struct {
 	DelayedDelivery  json.RawMessage `json:"delayed_delivery_policies"`
 	AutoTopic        json.RawMessage `json:"autoTopicCreationOverride"`
 	EntryFilters     json.RawMessage `json:"entryFilters"`
+	Auth             json.RawMessage `json:"auth_policies"`
 	Migrated         bool            `json:"migrated"`
 }
 
@@ -228,6 +232,7 @@ func PolicyDifferences(a, b Facts) []string {
 	differ("subscription expiry of the namespace (minutes)", p.SubExpiration, q.SubExpiration)
 	differ("delayed delivery of the namespace", p.DelayedDelivery, q.DelayedDelivery)
 	differ("entry filters of the namespace", p.EntryFilters, q.EntryFilters)
+	differ("permissions of the namespace", p.Auth, q.Auth)
 	names := map[string]bool{}
 	for name := range a.TopicPolicies {
 		names[name] = true
@@ -257,8 +262,31 @@ func said(v any) string {
 	}
 }
 
-// Replicates tells whether the topic is replicated to cluster to, by its own policy or the namespace's.
-func (f Facts) Replicates(to string) bool {
+// Siblings names the topics (base names, sorted) that clients make for what they could not process of a topic: TOPIC-SUBSCRIPTION-DLQ and -RETRY.
+func (c *Client) Siblings(ctx context.Context, base string) ([]string, error) {
+	n, err := split(base)
+	if err != nil {
+		return nil, err
+	}
+	var found []string
+	for _, kind := range []string{"", "/partitioned"} {
+		var all []string
+		if _, err := c.call(ctx, http.MethodGet, "/admin/v2/persistent/"+n.tenant+"/"+n.namespace+kind, nil, &all); err != nil && !errors.Is(err, ErrNotFound) {
+			return nil, err
+		}
+		for _, name := range all {
+			t, err := route.ParseTopic(name)
+			if err == nil && strings.HasPrefix(t.Base(), base+"-") && (strings.HasSuffix(t.Base(), "-DLQ") || strings.HasSuffix(t.Base(), "-RETRY")) {
+				found = append(found, t.Base())
+			}
+		}
+	}
+	slices.Sort(found)
+	return slices.Compact(found), nil
+}
+
+// ReplicatedTo are the clusters that the topic is replicated to, by its own policy or the namespace's.
+func (f Facts) ReplicatedTo() []string {
 	clusters := f.Policies.Replication
 	if own, ok := f.TopicPolicies["replication"]; ok {
 		var list []string
@@ -266,8 +294,11 @@ func (f Facts) Replicates(to string) bool {
 			clusters = list
 		}
 	}
-	return slices.Contains(clusters, to)
+	return clusters
 }
+
+// Replicates tells whether cluster to is among them.
+func (f Facts) Replicates(to string) bool { return slices.Contains(f.ReplicatedTo(), to) }
 
 // Strangers are the publishers of one partition, replicators left out, whose producer name is not among claimed: they do not come through
 // the proxies, and what they write after the drain would be missing on the other cluster.

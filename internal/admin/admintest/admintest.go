@@ -48,7 +48,9 @@ type Fields struct {
 	NotReady    []string
 	BeforeFlip  func() // runs while a switch asks for partitions, just before it writes
 	NoAcks      bool   // never reports a switch
-	Unresolved  int
+	// Preflight, when not nil, adds to what Check finds.
+	Preflight  func(r switching.CheckRequest, p *switching.Preflight) error
+	Unresolved int
 }
 
 // Start makes a proxy called id with the given clusters, registers it at st and lets it follow the map until the test ends.
@@ -120,7 +122,12 @@ func (p *Proxy) update(ctx context.Context, u store.Update) {
 	}
 	for _, base := range changes.Topics {
 		now, _ := next.Entry(base)
-		if was, _ := before.Entry(base); now.SwitchID != "" && now.SwitchID != was.SwitchID {
+		was, _ := before.Entry(base)
+		if now.Attempt > 0 {
+			if a, ok := p.planned(was, now); ok {
+				ids, acks = append(ids, now.SwitchID), append(acks, a)
+			}
+		} else if now.SwitchID != "" && now.SwitchID != was.SwitchID {
 			report(now.SwitchID, func(t route.Topic) bool { return t.Base() == base })
 		}
 	}
@@ -149,6 +156,39 @@ func (p *Proxy) update(ctx context.Context, u store.Update) {
 			close(p.synced)
 		}
 	}
+}
+
+// planned is what a real proxy reports of an entry in a planned switch. mu is held.
+func (p *Proxy) planned(was, now route.Entry) (a switching.Ack, ok bool) {
+	a = switching.Ack{Attempt: now.Attempt, Proxy: p.F.Info.ID, Incarnation: p.F.Info.Incarnation, At: time.Now()}
+	n := p.F.Clients[now.Topic]
+	switch {
+	case now.State == route.StatePrepared:
+		a.Phase = switching.StatePrepared
+	case now.State == route.StateFenced:
+		a.Phase, a.Clean, a.Producers, a.Consumers = switching.StateFenced, true, n.Producers, n.Consumers
+	case was.Cluster != "" && was.Cluster != now.Cluster:
+		a.Phase, a.Producers, a.Consumers = switching.StateEvicting, n.Producers, n.Consumers
+	default:
+		return a, false // given back
+	}
+	return a, true
+}
+
+// Check is the preflight of planned switches: Fields.Preflight, or one that finds all fine.
+func (p *Proxy) Check(_ context.Context, r switching.CheckRequest) (switching.Preflight, error) {
+	p.mu.Lock()
+	judge := p.F.Preflight
+	p.mu.Unlock()
+	pre := switching.Preflight{Topic: r.Topic, From: r.From, To: r.To, Findings: []switching.Finding{}, Subscriptions: []switching.Carried{}, At: time.Now()}
+	pre.Add(switching.Finding{Item: "clusters", Verdict: switching.Fine, Evidence: "both answer, and have the namespace"})
+	pre.Forecast = &switching.Forecast{HoldMillis: 180, Producers: r.Handles.Producers, Consumers: r.Handles.Consumers, Connections: 2, BytesIn: 1_200_000, BytesOut: 2400}
+	if judge != nil {
+		if err := judge(r, &pre); err != nil {
+			return switching.Preflight{}, err
+		}
+	}
+	return pre, nil
 }
 
 // Await waits until the map that the proxy serves is as wanted.

@@ -1,0 +1,87 @@
+package switching
+
+import "time"
+
+// Verdict is what a finding means for a planned switch.
+type Verdict string
+
+// The verdicts, the worst last.
+const (
+	// Fine: as it should be.
+	Fine Verdict = "fine"
+	// Warning: somebody has to decide that it is acceptable (--force).
+	Warning Verdict = "warning"
+	// Blocker: the switch would break a promise, or abort. Nothing overrides it.
+	Blocker Verdict = "blocker"
+)
+
+// Worse is the worse one of two verdicts.
+func (v Verdict) Worse(other Verdict) Verdict {
+	rank := map[Verdict]int{Warning: 1, Blocker: 2}
+	if rank[other] > rank[v] {
+		return other
+	}
+	return v
+}
+
+// CheckRequest asks for the preflight of one topic.
+type CheckRequest struct {
+	Topic, From, To string   // Topic is a base name
+	Reversible      bool     // the way back is wanted: what would be missing for it is a blocker
+	With            []string // base names that move by the same command
+	Handles         HandleFacts
+}
+
+// HandleFacts is what the proxies say of their clients on a topic.
+type HandleFacts struct {
+	Producers, Consumers int
+	Unasked              []string // proxies that could not be asked, each with the reason
+}
+
+// Preflight is what was found out before a planned switch of one topic.
+type Preflight struct {
+	Topic    string    `json:"topic"`
+	From     string    `json:"from"`
+	To       string    `json:"to"`
+	Epoch    uint64    `json:"epoch"`   // that the flip would write
+	Verdict  Verdict   `json:"verdict"` // the worst of all findings: fine, warning or blocker
+	Findings []Finding `json:"findings"`
+	// Subscriptions are how each would be carried, at most MaxCarried; SubscriptionCount is how many there are.
+	Subscriptions     []Carried `json:"subscriptions"`
+	SubscriptionCount int       `json:"subscription_count"`
+	Forecast          *Forecast `json:"forecast"` // null when the clusters could not be read
+	At                time.Time `json:"at"`
+}
+
+// Add appends a finding.
+func (p *Preflight) Add(fs ...Finding) {
+	for _, f := range fs {
+		p.Findings = append(p.Findings, f)
+		p.Verdict = Fine.Worse(p.Verdict).Worse(f.Verdict)
+	}
+}
+
+// Finding is one thing that a preflight has looked at.
+type Finding struct {
+	Item     string  `json:"item"`
+	Verdict  Verdict `json:"verdict"`
+	Evidence string  `json:"evidence"`
+	Remedy   string  `json:"remedy,omitempty"`
+}
+
+// Forecast is what a planned switch would cost, as far as can be told before.
+type Forecast struct {
+	// HoldMillis is how long publishers would wait: estimated from how long the same questions took now.
+	HoldMillis float64 `json:"hold_ms"`
+	// Duplicates are the entries that may be delivered twice, over all subscriptions: delivered by the old cluster and not acknowledged, or
+	// acknowledged where it cannot be carried.
+	Duplicates  int64 `json:"duplicates"`
+	Producers   int   `json:"producers"`   // connected to the old cluster
+	Consumers   int   `json:"consumers"`   // the same, readers included
+	Connections int   `json:"connections"` // that have them
+	// BytesIn and BytesOut are per second, what the clients publish and are sent now: the new cluster gains both.
+	BytesIn  float64 `json:"bytes_in_per_second"`
+	BytesOut float64 `json:"bytes_out_per_second"`
+	// Unreplicated are the entries that the replicator had still to send.
+	Unreplicated int64 `json:"unreplicated"`
+}

@@ -1,0 +1,86 @@
+package admintest
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"testing"
+	"time"
+
+	"pointsman/core/switching"
+	"pointsman/internal/controller"
+	"pointsman/store"
+)
+
+// Topic is both clusters of a planned switch, as they should be. A test may have one of its works fail, by the name that receipts have for it.
+type Topic struct {
+	mu   sync.Mutex
+	fail string // guarded by mu
+}
+
+// Fail has a work fail from now on; "" has none.
+func (t *Topic) Fail(work string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.fail = work
+}
+
+func (t *Topic) done(work string) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.fail == work {
+		return errors.New("cluster a: " + work + ": no answer")
+	}
+	return nil
+}
+
+// Warm, Evict, Tail, Replicated, Carry, ReadBack, Since, Verify and Close are controller.Topic.
+
+func (t *Topic) Warm(context.Context) error              { return t.done("warm up") }
+func (t *Topic) Evict(context.Context) ([]string, error) { return nil, t.done("evict") }
+func (t *Topic) Tail(context.Context) (string, []string, error) {
+	return "t=7:41", nil, t.done("tail")
+}
+
+// Replicated takes a moment, so that the topic is held for some time.
+func (t *Topic) Replicated(ctx context.Context, _ string) (string, error) {
+	select {
+	case <-time.After(time.Millisecond):
+	case <-ctx.Done():
+	}
+	return "", t.done("replicated")
+}
+func (t *Topic) Carry(context.Context) ([]switching.Carried, error) {
+	return []switching.Carried{{Topic: "t", Subscription: "s", How: "source position", First: "9:42", Holes: 2, Backlog: 7, Unacked: 3}}, t.done("carry")
+}
+func (t *Topic) ReadBack(context.Context) (string, error) { return "", t.done("read back") }
+func (t *Topic) Since(context.Context, string) (string, []string, error) {
+	return "", nil, t.done("tail again")
+}
+func (t *Topic) Verify(context.Context, string) (controller.Verified, error) {
+	return controller.Verified{Tail: map[string]string{"t": "7:41"}, First: map[string]string{"t": "9:41"}, Text: "the last 100 messages are there"}, t.done("verify")
+}
+func (t *Topic) Close() {}
+
+// Lead drives planned switches on a store until the test ends, or stop is called.
+func Lead(t testing.TB, st store.Store, id string, topic *Topic) (c *controller.Controller, stop func()) {
+	t.Helper()
+	c = controller.New(controller.Config{
+		Store: st, ID: id, DefaultCluster: "a", Log: slog.New(slog.DiscardHandler),
+		Open: func(context.Context, switching.Record) (controller.Topic, error) { return topic, nil },
+		Assign: func(_ context.Context, cluster, base string) (map[string]string, int) {
+			return map[string]string{base: "broker-0." + cluster + ":6650"}, 0
+		},
+	})
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if err := c.Run(ctx); err != nil {
+			t.Errorf("leader %s: %v", id, err)
+		}
+	})
+	stop = sync.OnceFunc(func() { cancel(); wg.Wait() })
+	t.Cleanup(stop)
+	return c, stop
+}
