@@ -2,6 +2,7 @@ package app
 
 import (
 	"bufio"
+	"crypto/tls"
 	"net"
 	"strconv"
 	"strings"
@@ -15,7 +16,8 @@ import (
 // real clients do. It stands in for pulsar-client-go, which races with itself when it reconnects after it has sent.
 type follower struct {
 	testing.TB
-	addr     string // of a proxy, or of what is in front of several
+	addr     string      // of a proxy, or of what is in front of several
+	secure   *tls.Config // nil: plaintext
 	topic    string
 	producer bool
 	name     string // of the producer or subscription
@@ -169,6 +171,9 @@ func (f *follower) connect(target string) *peer {
 	nc, err := net.Dial("tcp", f.addr)
 	if err != nil {
 		return nil
+	}
+	if f.secure != nil {
+		nc = tls.Client(nc, f.secure)
 	}
 	p := &peer{TB: f.TB, nc: nc, r: bufio.NewReader(nc)}
 	if p.tryWrite(codec.AppendCommand(nil, connectCommand(target))) == nil {

@@ -3,7 +3,6 @@ package app
 import (
 	"crypto/tls"
 	"crypto/x509"
-	"fmt"
 	"io"
 	"net"
 	"os"
@@ -156,20 +155,8 @@ func TestAClientSeesNoDifferenceOverTLS(t *testing.T) {
 func TestASwitchBetweenAPlaintextAndATLSCluster(t *testing.T) {
 	r := tlsRig(t, testkit.Options{}, map[string][]string{"b": brokerNames}, nil)
 	const topic = "persistent://public/default/moving"
-	p, err := r.tlsClient(t).CreateProducer(pulsar.ProducerOptions{Topic: topic, DisableBatching: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	next := 0
-	send := func(n int) {
-		for range n {
-			if _, err := p.Send(t.Context(), &pulsar.ProducerMessage{Payload: fmt.Append(nil, next)}); err != nil {
-				t.Fatalf("message %d: %v", next, err)
-			}
-			next++
-		}
-	}
-	send(50)
+	f := startFollower(&follower{TB: t, addr: r.app.PulsarTLSAddr(), secure: &tls.Config{RootCAs: authority().Pool(), ServerName: "localhost"}, topic: topic, producer: true})
+	f.mustSend(50)
 	for _, to := range []*testkit.Cluster{r.b, r.a} {
 		s, err := r.admin.StartSwitch(t.Context(), admin.SwitchRequest{Topics: []string{topic}, To: to.Name(), Mode: "immediate", Why: "test"})
 		if err == nil {
@@ -179,7 +166,7 @@ func TestASwitchBetweenAPlaintextAndATLSCluster(t *testing.T) {
 			t.Fatalf("switch to %s: %+v, %v", to.Name(), s, err)
 		}
 		before := len(to.Messages(topic))
-		send(50)
+		f.mustSend(50)
 		if got := len(to.Messages(topic)) - before; got < 50 {
 			t.Errorf("%d of 50 messages are on %s after the switch", got, to.Name())
 		}
