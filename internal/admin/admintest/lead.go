@@ -37,9 +37,9 @@ func (t *Topic) done(work string) error {
 
 // Warm, Evict, Tail, Replicated, Carry, ReadBack, Since, Verify and Close are controller.Topic.
 
-func (t *Topic) Warm(context.Context) error              { return t.done("warm up") }
-func (t *Topic) Evict(context.Context) ([]string, error) { return nil, t.done("evict") }
-func (t *Topic) Tail(context.Context) (string, []string, error) {
+func (t *Topic) Warm(context.Context) error                           { return t.done("warm up") }
+func (t *Topic) Evict(context.Context) ([]switching.Publisher, error) { return nil, t.done("evict") }
+func (t *Topic) Tail(context.Context) (string, []switching.Publisher, error) {
 	return "t=7:41", nil, t.done("tail")
 }
 
@@ -55,7 +55,7 @@ func (t *Topic) Carry(context.Context) ([]switching.Carried, error) {
 	return []switching.Carried{{Topic: "t", Subscription: "s", How: "source position", First: "9:42", Holes: 2, Backlog: 7, Unacked: 3}}, t.done("carry")
 }
 func (t *Topic) ReadBack(context.Context) (string, error) { return "", t.done("read back") }
-func (t *Topic) Since(context.Context, string) (string, []string, error) {
+func (t *Topic) Since(context.Context, string) (string, []switching.Publisher, error) {
 	return "", nil, t.done("tail again")
 }
 func (t *Topic) Verify(context.Context, string) (controller.Verified, error) {
