@@ -83,7 +83,7 @@ func TestKillingTheLeaderInTheMiddleOfASwitch(t *testing.T) {
 			})
 			st := openMap(t, proxies[0])
 			outcomes := map[switching.State]int{}
-			for round := range often(3, 8) {
+			for round := range often(3, 5) {
 				leader, _ := leaderOf(t, proxies)
 				l.began = append(l.began, nowMillis())
 				rec := request(t, st, l.c.topic, l.other())

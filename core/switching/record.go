@@ -87,6 +87,8 @@ type Record struct {
 	Who     string    `json:"who,omitempty"`
 	Why     string    `json:"why,omitempty"`
 	Started time.Time `json:"started"`
+	// Fenced is when the write that fenced the topic was sent.
+	Fenced  time.Time `json:"fenced,omitzero"`
 	Flipped time.Time `json:"flipped,omitzero"`
 	Ended   time.Time `json:"ended,omitzero"`
 	Note    string    `json:"note,omitempty"`
@@ -99,7 +101,8 @@ type Receipt struct {
 	// Steps are the works of the controller in their order, each with when it began and how long it took; the same work is one step as long as
 	// it is repeated without another in between.
 	Steps []StepTime `json:"steps,omitempty"`
-	// HoldMillis is how long the topic was fenced: from the sending of that write to that of the one that ended it.
+	// HoldMillis is how long the topic was fenced: from the sending of that write to that of the one that ended it, by the clocks of the
+	// two leaders when the first one has died in between.
 	HoldMillis float64 `json:"hold_ms,omitempty"`
 	// Tail is the last position on the old cluster for each partition, in the drain.
 	Tail map[string]string `json:"tail,omitempty"`
@@ -150,7 +153,7 @@ func (r Record) Again(now time.Time) Record {
 	r.Rev++
 	r.Attempt++
 	r.State, r.Wish, r.Note, r.Runner = StateRequested, "", "", ""
-	r.Started, r.Flipped, r.Ended = now, time.Time{}, time.Time{}
+	r.Started, r.Fenced, r.Flipped, r.Ended = now, time.Time{}, time.Time{}, time.Time{}
 	r.Receipt = nil
 	return r
 }

@@ -141,7 +141,6 @@ type driver struct {
 	ruled   bool             // rules decided the topic before
 	floor   *route.Entry     // and the entry that only keeps an epoch, where the topic has one
 	topic   Topic            // nil before it is opened
-	fenced  time.Time        // when the fence was sent
 	assign  chan assignment
 	brokers *assignment
 }

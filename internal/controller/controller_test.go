@@ -61,6 +61,7 @@ func (f *fakeTopic) Replicated(_ context.Context, tail string) (string, error) {
 	return "", nil
 }
 func (f *fakeTopic) Carry(context.Context) ([]switching.Carried, error) {
+	time.Sleep(time.Millisecond) // of the bubble: a fence takes time
 	return []switching.Carried{{Topic: base, Subscription: "s", How: "source position", First: "9:42", Unacked: 3, Repeated: 1}}, f.call("carry")
 }
 func (f *fakeTopic) ReadBack(context.Context) (string, error) { return "", f.call("read back") }
@@ -310,6 +311,9 @@ func TestALeaderThatDiesAtAnyStepIsSucceeded(t *testing.T) {
 					rec, e := w.run(w.controller("p2", w.st.Join()), "sw-1")
 					switch {
 					case rec.State == switching.StateDone && e.Cluster == "b" && e.State == route.StateActive && e.Epoch == 1:
+						if rec.Receipt == nil || rec.Receipt.HoldMillis <= 0 {
+							t.Error("the receipt does not tell how long the topic was fenced")
+						}
 					case rec.State == switching.StateAborted && e.Cluster == "a" && e.State == route.StateActive && e.Epoch == 0:
 						t.Errorf("aborted without need: %s", rec.Note)
 					default:

@@ -98,6 +98,8 @@ func (d *driver) next(s switching.RecordState) switching.Record {
 	rec.Rev, rec.State, rec.Note, rec.Runner = s.Rev, s.State, s.Note, d.c.cfg.ID
 	now := time.Now()
 	switch {
+	case s.State == switching.StateFenced:
+		rec.Fenced = now
 	case s.State == switching.StateEvicting:
 		rec.Flipped, rec.Deadline = now, now.Add(switching.EvictLimit)
 	case s.State.Over():
@@ -129,14 +131,11 @@ func (d *driver) write(ctx context.Context, step switching.Step) switching.Repor
 	if step.Record.State == switching.StateEvicting {
 		rec.Assigned, rec.Unassigned = d.assigned()
 	}
-	if s := step.Record.State; (s == switching.StateEvicting || s == switching.StateAborted) && !d.fenced.IsZero() {
-		d.receipt().HoldMillis = millis(began.Sub(d.fenced))
+	if s := step.Record.State; (s == switching.StateEvicting || s == switching.StateAborted) && !d.rec.Fenced.IsZero() {
+		d.receipt().HoldMillis = millis(began.Sub(d.rec.Fenced))
 		rec.Receipt = cloneReceipt(d.rec.Receipt)
 	}
 	err := d.c.cfg.Store.Apply(ctx, change)
-	if step.Record.State == switching.StateFenced && d.fenced.IsZero() {
-		d.fenced = began
-	}
 	r := written(err)
 	if r.Answer == switching.OK {
 		rec.Receipt = d.rec.Receipt
