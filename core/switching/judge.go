@@ -45,9 +45,11 @@ type Outcome struct {
 	Producers, Consumers, Unresolved int
 }
 
-// Judge compares the acks with the members that have to report. running are the proxies that are alive now.
+// Judge compares the acks of the eviction with the members that have to report. running are the proxies that are alive now.
 func Judge(expect []Member, acks []Ack, running []Member) Outcome {
 	var o Outcome
+	// A planned switch has acks of earlier phases as well: those tell of no handle that was closed.
+	acks = slices.DeleteFunc(slices.Clone(acks), func(a Ack) bool { return a.Phase != "" && a.Phase != StateEvicting })
 	for _, a := range acks {
 		o.Producers += a.Producers
 		o.Consumers += a.Consumers

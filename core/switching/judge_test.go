@@ -61,6 +61,14 @@ func TestJudge(t *testing.T) {
 	if o := Judge(expect, []Ack{a1, a2}, both); o.Producers != 1 || o.Consumers != 2 || o.Unresolved != 3 {
 		t.Errorf("sums = %+v", o)
 	}
+	phases := []Ack{a1, a2}
+	for _, phase := range []State{StatePrepared, StateFenced} {
+		phases = append(phases, Ack{Phase: phase, Proxy: "p1", Incarnation: "i1", Producers: 7}, Ack{Phase: phase, Proxy: "p2", Incarnation: "i2", Unresolved: 7})
+	}
+	if o := Judge(expect, phases, both); o.Producers != 1 || o.Consumers != 2 || o.Unresolved != 3 {
+		t.Errorf("acks of other phases count: %+v", o)
+	}
+	check("who has acknowledged other phases only has not reported", phases[2:], both, []string{"p1", "p2"}, nil, "no report from p1, p2")
 	o := Judge(expect, nil, both)
 	o.Overtaken = "switch x"
 	if !o.Done() || o.Note() != "overtaken by switch x" {
