@@ -101,6 +101,13 @@ func RecordConflict(r switching.Record, have *switching.Record) *ConflictError {
 	return &ConflictError{Name: "switch " + r.ID, Want: want, Have: found}
 }
 
+// SortRunning puts records into the order in which every store lists those that are not over.
+func SortRunning(records []switching.Record) {
+	slices.SortFunc(records, func(a, b switching.Record) int {
+		return cmp.Or(a.Started.Compare(b.Started), strings.Compare(a.ID, b.ID))
+	})
+}
+
 // Conflict compares what is stored, as entry and rule tell it, with the Before side of c. Nil: c may be written.
 func (c Change) Conflict(entry func(topic string) (route.Entry, bool), rule func(scope string) (route.Rule, bool)) *ConflictError {
 	for _, e := range c.Entries {

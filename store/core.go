@@ -30,7 +30,8 @@ type core struct {
 	buckets  [route.BucketCount][]route.Entry // each in the order of its topics
 	rules    []route.Rule                     // in the order of their scopes
 	switches map[string]*switchState
-	order    []string // ids of switches, oldest first
+	order    []string        // ids of switches, oldest first
+	running  map[string]bool // ids of those that are not over
 	tagKey   []byte
 	proxies  map[string]Proxy
 	tombs    map[string]Tombstone // by proxy and incarnation
@@ -74,6 +75,7 @@ type watcher struct {
 func newCore() *core {
 	return &core{
 		switches: map[string]*switchState{},
+		running:  map[string]bool{},
 		proxies:  map[string]Proxy{},
 		tombs:    map[string]Tombstone{},
 		bad:      map[int]error{},
@@ -169,11 +171,11 @@ func (c *core) apply(r record) {
 	}
 	switch {
 	case r.Switch != nil:
-		if s := c.switches[r.Switch.ID]; s != nil {
-			s.Record = *r.Switch
-		} else {
-			c.putSwitch(&switchState{Record: *r.Switch})
+		s := &switchState{Record: *r.Switch}
+		if have := c.switches[r.Switch.ID]; have != nil {
+			s.Acks = have.Acks
 		}
+		c.putSwitch(s)
 	case r.Ack != nil:
 		if s := c.switches[r.Ack.ID]; s != nil {
 			if s.Acks == nil {
@@ -193,6 +195,11 @@ func (c *core) putSwitch(s *switchState) {
 		c.order = append(c.order, id)
 	}
 	c.switches[id] = s
+	if s.Record.State.Over() {
+		delete(c.running, id)
+	} else {
+		c.running[id] = true
+	}
 	for len(c.order) > maxSwitches {
 		i := slices.IndexFunc(c.order, func(id string) bool { return c.switches[id].Record.State.Over() })
 		if i < 0 {
@@ -395,6 +402,15 @@ func (c *core) switchRecords(limit int) []switching.Record {
 	for i := len(c.order) - 1; i >= 0 && len(all) < limit; i-- {
 		all = append(all, c.switches[c.order[i]].Record)
 	}
+	return all
+}
+
+func (c *core) runningRecords() []switching.Record {
+	all := make([]switching.Record, 0, len(c.running))
+	for id := range c.running {
+		all = append(all, c.switches[id].Record)
+	}
+	SortRunning(all)
 	return all
 }
 

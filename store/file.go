@@ -358,6 +358,15 @@ func (f *File) Switches(ctx context.Context, limit int) ([]switching.Record, err
 	return f.core.switchRecords(limit), nil
 }
 
+// Running implements Store.
+func (f *File) Running(ctx context.Context) ([]switching.Record, error) {
+	if err := f.begin(ctx); err != nil {
+		return nil, err
+	}
+	defer f.core.mu.Unlock()
+	return f.core.runningRecords(), nil
+}
+
 // PutSwitch implements Store.
 func (f *File) PutSwitch(ctx context.Context, rec switching.Record) error {
 	if err := CheckRecord(rec); err != nil {

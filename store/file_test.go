@@ -109,6 +109,9 @@ func TestFileKeepsEverythingOverAReopen(t *testing.T) {
 		if err := f.PutSwitch(context.Background(), rec); err != nil {
 			t.Fatal(err)
 		}
+		if err := f.PutSwitch(context.Background(), switching.Record{ID: "s-2", Rev: 1, State: switching.StateRequested}); err != nil {
+			t.Fatal(err)
+		}
 		key, err := f.TagKey(context.Background())
 		if err != nil {
 			t.Fatal(err)
@@ -130,6 +133,9 @@ func TestFileKeepsEverythingOverAReopen(t *testing.T) {
 		r, err := f.Switch(context.Background(), "s-1")
 		if err != nil || r.State != switching.StateDone || r.Note != "fine" || !r.Ended.Equal(time.Unix(9, 0)) {
 			t.Errorf("switch: %+v, %v", r, err)
+		}
+		if running, err := f.Running(context.Background()); err != nil || len(running) != 1 || running[0].ID != "s-2" {
+			t.Errorf("running: %+v, %v; want s-2", running, err)
 		}
 		if acks, err := f.Acks(context.Background(), "s-1"); err != nil || len(acks) != 1 || !reflect.DeepEqual(acks[0], ack) {
 			t.Errorf("acks: %v, %v", acks, err)

@@ -234,6 +234,15 @@ func (m *Memory) Switches(ctx context.Context, limit int) ([]switching.Record, e
 	return m.core.switchRecords(limit), nil
 }
 
+// Running implements Store.
+func (m *Memory) Running(ctx context.Context) ([]switching.Record, error) {
+	if err := m.begin(ctx, "Running"); err != nil {
+		return nil, err
+	}
+	defer m.core.mu.Unlock()
+	return m.core.runningRecords(), nil
+}
+
 // PutSwitch implements Store.
 func (m *Memory) PutSwitch(ctx context.Context, rec switching.Record) error {
 	if err := CheckRecord(rec); err != nil {

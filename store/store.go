@@ -187,6 +187,10 @@ type Store interface {
 	Switch(ctx context.Context, id string) (switching.Record, error)
 	// Switches lists the records, newest first, at most limit.
 	Switches(ctx context.Context, limit int) ([]switching.Record, error)
+	// Running reads all records that are not over, as of now, in the order of Record.Started and then of their ids. However
+	// many have ended, it costs what the running ones cost. A record that cannot be read hides no other: those that can are
+	// returned together with an error that names it.
+	Running(ctx context.Context) ([]switching.Record, error)
 	// PutSwitch writes a record over the one with the revision before: revision 1 creates, revision n replaces n−1. Anything
 	// else is a *ConflictError.
 	PutSwitch(ctx context.Context, r switching.Record) error

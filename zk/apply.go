@@ -48,6 +48,7 @@ type found struct {
 	record     *switching.Record // of the change's own switch id; nil: there is none
 
 	recordNode node
+	inRunning  bool // it has a node in running; read only where that may change
 }
 
 func (b *found) entry(topic string) (route.Entry, bool) {
@@ -243,7 +244,7 @@ func (s *Store) before(ctx context.Context, c store.Change) (*found, error) {
 		return nil, err
 	}
 	if c.Switch != nil {
-		err = s.findRecord(ctx, b, c.Switch.ID)
+		err = s.findRecord(ctx, b, *c.Switch)
 	}
 	return b, err
 }
@@ -439,10 +440,12 @@ func (s *Store) dropSwitch(ctx context.Context, id string) error {
 			return err
 		}
 	}
-	if err := s.delete(ctx, path+"/acks"); err != nil {
-		return err
+	for _, gone := range []string{path + "/acks", path, s.runningPath(id)} {
+		if err := s.delete(ctx, gone); err != nil {
+			return err
+		}
 	}
-	return s.delete(ctx, path)
+	return nil
 }
 
 // delete removes a node, whatever its version; one that is gone is fine.

@@ -107,7 +107,7 @@ func (w *recordWrite) look(ctx context.Context) (err error) {
 	if w.found.segment, w.found.headStat, err = w.s.head(ctx); err != nil {
 		return err
 	}
-	return w.s.findRecord(ctx, w.found, w.record.ID)
+	return w.s.findRecord(ctx, w.found, w.record)
 }
 
 func (w *recordWrite) done() bool { return w.found.holds(w.record) }
@@ -133,17 +133,24 @@ func (w *recordWrite) written(results []zk.MultiResponse, ops []any) {
 	}
 }
 
-// findRecord reads what is stored of a switch.
-func (s *Store) findRecord(ctx context.Context, b *found, id string) error {
-	r, n, err := s.record(ctx, id)
-	if errors.Is(err, store.ErrNotFound) {
-		return nil
-	}
+// findRecord reads what is stored of the switch that next is a record of.
+func (s *Store) findRecord(ctx context.Context, b *found, next switching.Record) error {
+	r, n, err := s.record(ctx, next.ID)
 	if err == nil {
 		b.record, b.recordNode = &r, n
+	} else if !errors.Is(err, store.ErrNotFound) {
+		return err
 	}
+	if b.runs() == !next.State.Over() {
+		return nil
+	}
+	n, err = s.get(ctx, s.runningPath(next.ID))
+	b.inRunning = n.exists()
 	return err
 }
+
+// runs tells whether there is a record that is not over.
+func (b *found) runs() bool { return b.record != nil && !b.record.State.Over() }
 
 // addRecord writes r over the record that was found.
 func (s *Store) addRecord(b *batch, f *found, r switching.Record) error {
@@ -154,10 +161,20 @@ func (s *Store) addRecord(b *batch, f *found, r switching.Record) error {
 	path := s.switchPath(r.ID)
 	if r.Rev > 1 {
 		b.add(path, data, &zk.SetDataRequest{Path: path, Data: data, Version: f.recordNode.stat.Version})
-		return nil
+	} else {
+		b.add(path, data, &zk.CreateRequest{Path: path, Data: data, Acl: s.acl})
+		b.add(path+"/acks", nil, &zk.CreateRequest{Path: path + "/acks", Acl: s.acl})
 	}
-	b.add(path, data, &zk.CreateRequest{Path: path, Data: data, Acl: s.acl})
-	b.add(path+"/acks", nil, &zk.CreateRequest{Path: path + "/acks", Acl: s.acl})
+	index := s.runningPath(r.ID)
+	switch run := !r.State.Over(); {
+	case run == f.runs():
+	case run && f.inRunning: // of a switch whose record somebody has removed
+		b.add(index, nil, &zk.CheckVersionRequest{Path: index, Version: -1})
+	case run:
+		b.add(index, nil, &zk.CreateRequest{Path: index, Acl: s.acl})
+	case f.inRunning:
+		b.add(index, nil, &zk.DeleteRequest{Path: index, Version: -1})
+	}
 	return nil
 }
 

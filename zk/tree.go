@@ -65,7 +65,7 @@ func (s *Store) boot(ctx context.Context) error {
 			err = s.rootGone(s.root + "/meta")
 		}
 	}
-	for _, later := range []string{"/moving", "/tombstones"} { // a tree may have been made before there were these
+	for _, later := range []string{"/moving", "/tombstones", "/running"} { // a tree may have been made before there were these
 		if err == nil {
 			err = s.ensure(ctx, s.root+later, nil, s.acl)
 		}
@@ -129,7 +129,7 @@ func (s *Store) makeTree(ctx context.Context) error {
 	}
 	nodes = append(nodes,
 		stored{path: s.root}, stored{s.root + "/rules", rules}, stored{path: s.root + "/routes"},
-		stored{path: s.root + "/members"}, stored{path: s.root + "/proxies"}, stored{path: s.root + "/switches"},
+		stored{path: s.root + "/members"}, stored{path: s.root + "/proxies"}, stored{path: s.root + "/switches"}, stored{s.root + "/running", []byte(runningWhole)},
 		stored{s.root + "/history", head}, stored{path: s.segmentPath(1)}, stored{s.root + "/meta", description})
 	for _, n := range nodes {
 		if err := s.ensure(ctx, n.path, n.data, s.acl); err != nil {
@@ -161,6 +161,8 @@ func (s *Store) segmentPath(segment int64) string {
 }
 
 func (s *Store) switchPath(id string) string { return s.root + "/switches/" + id }
+
+func (s *Store) runningPath(id string) string { return s.root + "/running/" + id }
 
 // bucketIndex reads the name of a bucket's node.
 func bucketIndex(name string) (int, bool) {

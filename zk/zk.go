@@ -57,6 +57,7 @@ type Config struct {
 //	proxies/<proxy>          ephemeral: who is connected, with its incarnation
 //	tombstones/<proxy>@<incarnation>  members that were forgotten
 //	leader                   ephemeral: who leads
+//	running/<id>             empty; there while the record of that switch is not over
 //	switches/<id>            record; acks/<attempt>-<phase>-<proxy>@<incarnation> below it
 //	history                  {"segment":n}: the segment that is written to
 //	history/<segment>/<c|s|r>-<seq>  changes; "s" those that made a switch, "r" switches that were made without one
@@ -74,6 +75,7 @@ type Store struct {
 	bootLock lock // one boot at a time
 	booted   atomic.Bool
 	mapID    atomic.Pointer[string] // meta's id, once booted
+	indexed  atomic.Bool            // every switch that is not over has its node in running
 
 	registrar  registrar
 	written    atomic.Int64 // history bytes that this store has written into segment

@@ -50,8 +50,6 @@ type Controller struct {
 const (
 	// lookEvery is how often the leader looks for new switches, unless it is told.
 	lookEvery = 500 * time.Millisecond
-	// maxListed is how many of the newest records the leader looks at.
-	maxListed = 10_000
 	// maxDriven is how many switches are under way at once: each holds a topic.
 	maxDriven = 16
 	// stepTimeout bounds one step on the store or the clusters. The deadlines of the protocol are shorter; this only
@@ -86,6 +84,7 @@ func (c *Controller) lead(ctx context.Context) {
 	defer drivers.Wait()
 	var mu sync.Mutex
 	running := map[string]*driver{} // guarded by mu
+	failed := ""                    // what was said last of the reading
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for ctx.Err() == nil {
@@ -95,24 +94,26 @@ func (c *Controller) lead(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		}
-		records, err := c.cfg.Store.Switches(ctx, maxListed)
-		if err != nil && ctx.Err() == nil {
-			c.cfg.Log.Warn("the leader cannot read the switches", "err", err)
+		records, err := c.cfg.Store.Running(ctx)
+		if text := errText(err); text != failed && ctx.Err() == nil {
+			if failed = text; err != nil {
+				c.cfg.Log.Error("the leader cannot read all switches that are under way, and tries on; the others go on", "err", err)
+			}
 		}
 		mu.Lock()
 		c.stats.note(records)
 		// Oldest first: what was asked for first begins first.
-		for i := len(records) - 1; i >= 0; i-- {
-			rec := records[i]
-			if rec.Mode != switching.ModePlanned || rec.State.Over() {
+		for _, rec := range records {
+			if rec.Mode != switching.ModePlanned {
 				continue
 			}
 			if d := running[rec.ID]; d != nil {
 				d.look()
 				continue
 			}
-			if len(running) >= maxDriven {
-				break
+			// A pause that was asked for before the switch began takes no place from others.
+			if len(running) >= maxDriven || rec.State == switching.StateRequested && rec.Wish == switching.WishPause {
+				continue
 			}
 			d := newDriver(c, rec)
 			running[rec.ID] = d
@@ -279,6 +280,7 @@ func (d *driver) over(ctx context.Context) {
 	if d.rec.State == switching.StateAborted && d.ruled {
 		d.unpin(ctx)
 	}
+	d.c.stats.ended(d.rec.State)
 	hold := 0.0
 	if d.rec.Receipt != nil {
 		hold = d.rec.Receipt.HoldMillis

@@ -5,11 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
 
 	"pointsman/core/route"
 	"pointsman/core/switching"
@@ -388,4 +391,100 @@ func TestAPausedSwitchBeginsWhenItIsResumed(t *testing.T) {
 			t.Errorf("%s after %v: %s", rec.State, time.Since(rec.Started), rec.Note)
 		}
 	})
+}
+
+// numbers are the metrics of a controller whose name begins with prefix, by state.
+func numbers(t *testing.T, c *Controller, name string) map[string]float64 {
+	t.Helper()
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(c)
+	families, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := map[string]float64{}
+	for _, f := range families {
+		if f.GetName() != name {
+			continue
+		}
+		for _, m := range f.GetMetric() {
+			found[m.GetLabel()[0].GetValue()] = m.GetGauge().GetValue() + m.GetCounter().GetValue()
+		}
+	}
+	return found
+}
+
+// The leader asks twice a second: the list of all switches is not for it.
+func TestTheLeaderCountsWhatRunsAndWhatItEnded(t *testing.T) {
+	in(t, func(t *testing.T) {
+		w := newWorld(t, "p1")
+		mine := w.st.Join()
+		mine.SetFaults(store.Faults{Err: store.ErrUnavailable, Only: []string{"Switches"}})
+		c := w.controller("p1", mine)
+		ended := map[string]float64{"done": 0, "incomplete": 0, "aborted": 0}
+		if have := numbers(t, c, "pointsman_switches_ended_total"); !maps.Equal(have, ended) {
+			t.Errorf("ended at first: %v", have)
+		}
+		if have := numbers(t, c, "pointsman_switches"); len(have) != 0 {
+			t.Errorf("a proxy that does not lead counts %v", have)
+		}
+		w.request("sw-1")
+		other := switching.Record{ID: "sw-2", Rev: 1, Attempt: 1, Topic: base + "-2", From: "a", To: "b", Mode: switching.ModePlanned, State: switching.StateRequested, Wish: switching.WishPause, Epoch: 1, Started: time.Now()}
+		if err := w.st.PutSwitch(t.Context(), other); err != nil {
+			t.Fatal(err)
+		}
+		c.began = func(step switching.Step) {
+			if step.Work == switching.WorkVerify {
+				time.Sleep(2 * lookEvery) // of the bubble
+				if have := numbers(t, c, "pointsman_switches"); !maps.Equal(have, map[string]float64{"requested": 1, "prepared": 0, "fenced": 0, "evicting": 1}) {
+					t.Errorf("under way: %v", have)
+				}
+			}
+		}
+		if rec, _ := w.run(c, "sw-1"); rec.State != switching.StateDone {
+			t.Fatalf("%s: %s", rec.State, rec.Note)
+		}
+		ended["done"] = 1
+		if have := numbers(t, c, "pointsman_switches_ended_total"); !maps.Equal(have, ended) {
+			t.Errorf("ended: %v", have)
+		}
+	})
+}
+
+// Only so many are driven at once. Those that were paused before they began are none of them.
+func TestPausedSwitchesTakeNoPlaceFromOthers(t *testing.T) {
+	in(t, func(t *testing.T) {
+		w := newWorld(t, "p1")
+		for n := range maxDriven {
+			rec := switching.Record{ID: fmt.Sprintf("paused-%d", n), Rev: 1, Attempt: 1, Topic: fmt.Sprintf("%s-%d", base, n), From: "a", To: "b", Mode: switching.ModePlanned,
+				State: switching.StateRequested, Wish: switching.WishPause, Epoch: 1, Started: time.Now().Add(-time.Hour)}
+			if err := w.st.PutSwitch(t.Context(), rec); err != nil {
+				t.Fatal(err)
+			}
+		}
+		w.request("sw-1")
+		if rec, _ := w.run(w.controller("p1", w.st), "sw-1"); rec.State != switching.StateDone {
+			t.Errorf("%s: %s", rec.State, rec.Note)
+		}
+	})
+}
+
+// A record that is damaged is said once, and hides no other.
+func TestARecordThatCannotBeReadStopsNoOtherSwitch(t *testing.T) {
+	in(t, func(t *testing.T) {
+		w := newWorld(t, "p1")
+		w.request("sw-1")
+		c := w.controller("p1", damaged{w.st})
+		if rec, _ := w.run(c, "sw-1"); rec.State != switching.StateDone {
+			t.Errorf("%s: %s", rec.State, rec.Note)
+		}
+	})
+}
+
+// damaged is a store with one record that cannot be read.
+type damaged struct{ *store.Memory }
+
+func (d damaged) Running(ctx context.Context) ([]switching.Record, error) {
+	records, err := d.Memory.Running(ctx)
+	return records, errors.Join(err, errors.New("switch sw-0: the stored value is damaged"))
 }

@@ -88,11 +88,21 @@ func (d *driver) addAcks(ctx context.Context) {
 // stats are the numbers of a controller, for /metrics.
 type stats struct {
 	leading atomic.Bool
-	states  atomic.Pointer[map[switching.State]int]
+	states  atomic.Pointer[map[switching.State]int] // of those that are not over
+	over    [len(endStates)]atomic.Uint64
 	hold    histogram
 }
 
-// note counts the planned switches by state.
+// ended counts a switch that this controller has driven to its end.
+func (s *stats) ended(state switching.State) {
+	for i, end := range endStates {
+		if end == state {
+			s.over[i].Add(1)
+		}
+	}
+}
+
+// note counts the planned switches that are under way by state.
 func (s *stats) note(records []switching.Record) {
 	count := map[switching.State]int{}
 	for _, r := range records {
@@ -123,17 +133,22 @@ func (h *histogram) observe(seconds float64) {
 
 var (
 	descLeading = prometheus.NewDesc("pointsman_switch_leader", "1 while this proxy drives the planned switches.", nil, nil)
-	descStates  = prometheus.NewDesc("pointsman_switches", "Planned switches that the leader has on record, by state; on other proxies absent.", []string{"state"}, nil)
+	descStates  = prometheus.NewDesc("pointsman_switches", "Planned switches that are under way, by state; the leader tells, on other proxies it is absent.", []string{"state"}, nil)
+	descEnded   = prometheus.NewDesc("pointsman_switches_ended_total", "Planned switches that ended while this proxy drove them, by state.", []string{"state"}, nil)
 	descHold    = prometheus.NewDesc("pointsman_switch_hold_seconds", "How long topics were fenced in planned switches that this proxy has driven to the new cluster.", nil, nil)
 )
 
-// allStates exist in the metric from the start, at zero.
-var allStates = []switching.State{switching.StateRequested, switching.StatePrepared, switching.StateFenced, switching.StateEvicting, switching.StateDone, switching.StateIncomplete, switching.StateAborted}
+// The states exist in the metrics from the start, at zero.
+var (
+	runStates = [...]switching.State{switching.StateRequested, switching.StatePrepared, switching.StateFenced, switching.StateEvicting}
+	endStates = [...]switching.State{switching.StateDone, switching.StateIncomplete, switching.StateAborted}
+)
 
 // Describe implements prometheus.Collector.
 func (c *Controller) Describe(ch chan<- *prometheus.Desc) {
 	ch <- descLeading
 	ch <- descStates
+	ch <- descEnded
 	ch <- descHold
 }
 
@@ -145,9 +160,12 @@ func (c *Controller) Collect(ch chan<- prometheus.Metric) {
 	}
 	ch <- prometheus.MustNewConstMetric(descLeading, prometheus.GaugeValue, leading)
 	if states := c.stats.states.Load(); leading == 1 && states != nil {
-		for _, s := range allStates {
+		for _, s := range runStates {
 			ch <- prometheus.MustNewConstMetric(descStates, prometheus.GaugeValue, float64((*states)[s]), string(s))
 		}
+	}
+	for i, s := range endStates {
+		ch <- prometheus.MustNewConstMetric(descEnded, prometheus.CounterValue, float64(c.stats.over[i].Load()), string(s))
 	}
 	buckets, total := make(map[float64]uint64, len(holdBuckets)), uint64(0)
 	for i, bound := range holdBuckets {

@@ -214,6 +214,70 @@ func testSwitches(t *testing.T, f *fixture) {
 	}
 }
 
+func testRunning(t *testing.T, f *fixture) {
+	s, other := f.open(), f.open()
+	at := time.Date(2024, 5, 6, 7, 8, 9, 0, time.UTC)
+	expect := func(why string, want ...switching.Record) {
+		t.Helper()
+		for _, s := range []store.Store{s, other} {
+			if have, err := s.Running(context.Background()); err != nil || len(have) != len(want) || len(want) > 0 && !reflect.DeepEqual(have, want) {
+				t.Errorf("%s: Running: %+v, %v; want %+v", why, have, err, want)
+			}
+		}
+	}
+	put := func(r switching.Record) switching.Record {
+		t.Helper()
+		if err := s.PutSwitch(context.Background(), r); err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	expect("before any")
+	planned := put(switching.Record{ID: "s-1", Rev: 1, Attempt: 1, Mode: switching.ModePlanned, State: switching.StateRequested, Started: at.Add(2 * time.Second)})
+	if err := s.PutAck(context.Background(), "s-1", switching.Ack{Proxy: "p", Incarnation: "i"}); err != nil {
+		t.Fatal(err)
+	}
+	immediate := switching.Record{ID: "s-2", Rev: 1, Mode: switching.ModeImmediate, State: switching.StateEvicting, Started: at, Flipped: at}
+	c := Set(Topic(1), nil, Entry(1, "b", 1))
+	c.Switch = &immediate
+	mustApply(t, s, c)
+	twin := put(switching.Record{ID: "s-0", Rev: 1, State: switching.StateRequested, Started: at.Add(2 * time.Second)})
+	put(switching.Record{ID: "s-4", Rev: 1, State: switching.StateAborted, Started: at})
+	expect("three that run and one that was over at once", immediate, twin, planned)
+	for n := range 40 {
+		r := put(switching.Record{ID: fmt.Sprintf("later-%d", n), Rev: 1, State: switching.StateEvicting, Started: at.Add(time.Hour)})
+		r.Rev, r.State = 2, switching.StateDone
+		put(r)
+	}
+	planned.Rev, planned.State = 2, switching.StatePrepared
+	put(planned)
+	expect("many have ended since", immediate, twin, planned)
+	over := planned
+	over.Rev, over.State = 9, switching.StateAborted
+	if err := other.PutSwitch(context.Background(), over); !errors.Is(err, store.ErrConflict) {
+		t.Fatalf("a revision too far: %v", err)
+	}
+	expect("a conflict ends nothing", immediate, twin, planned)
+	over.Rev = 3
+	c = Set(Topic(1), Entry(1, "b", 1), Entry(1, "a", 2))
+	c.Switch = &over
+	mustApply(t, s, c)
+	expect("ended with a change", immediate, twin)
+	immediate.Rev, immediate.State = 2, switching.StateIncomplete
+	if err := other.PutSwitch(context.Background(), immediate); err != nil {
+		t.Fatal(err)
+	}
+	expect("ended alone", twin)
+	immediate.Rev, immediate.Note = 3, "written once more"
+	put(immediate)
+	expect("over stays over", twin)
+	again := put(over.Again(at.Add(-time.Hour)))
+	expect("the next attempt runs", again, twin)
+	if acks, err := other.Acks(context.Background(), "s-1"); err != nil || len(acks) != 1 {
+		t.Errorf("the ack of a switch that ended and runs again: %v, %v", acks, err)
+	}
+}
+
 func testRevisions(t *testing.T, f *fixture) {
 	const writers, each = 4, 10
 	if err := f.open().PutSwitch(context.Background(), switching.Record{ID: "s", Rev: 1}); err != nil {

@@ -49,6 +49,7 @@ func Run(t *testing.T, begin func(t *testing.T) Map) {
 		"the history explains every state of the map":                  testHistoryExplains,
 		"the history is newest first and complete":                     testHistory,
 		"switches are kept by revision":                                testSwitches,
+		"what is running is listed, whatever has ended since":          testRunning,
 		"of two writers of a revision one succeeds":                    testRevisions,
 		"acks are kept for each attempt, phase and process":            testAcks,
 		"a registration is announced, replaced and ended":              testRegister,
