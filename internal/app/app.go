@@ -8,7 +8,6 @@ import (
 	"crypto/rand"
 	"crypto/tls"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -141,10 +140,14 @@ func newOn(ctx context.Context, st store.Store, cfg *config.Config, log *slog.Lo
 		},
 		Nudge: func() { a.control.Nudge() },
 	})
-	a.control = controller.New(controller.Config{
+	control := controller.Config{
 		Store: a.store, ID: a.info.ID, DefaultCluster: cfg.DefaultCluster, Open: controller.OpenPulsar(a.clients), Assign: a.admin.Assign,
-		Clients: a.clients, NativeIDs: a.cfg.MessageIDs == config.NativeIDs, Receipt: a.keepReceipt, Log: log,
-	})
+		Clients: a.clients, NativeIDs: a.cfg.MessageIDs == config.NativeIDs, Log: log,
+	}
+	if cfg.StateDir != "" {
+		control.Receipt = (&receipts{dir: filepath.Join(cfg.StateDir, receiptsDir), log: log}).keep
+	}
+	a.control = controller.New(control)
 	registry.MustRegister(a.control)
 	return a, nil
 }
@@ -312,27 +315,6 @@ func adminClients(cfg *config.Config) (map[string]*pulsaradmin.Client, error) {
 		clients[name] = client
 	}
 	return clients, nil
-}
-
-// receiptsDir is where in state_dir the receipts of switches are kept that this proxy has driven.
-const receiptsDir = "receipts"
-
-// keepReceipt writes the record of a switch that is over into a file of its own, beside the one in the store, which ends with the history.
-func (a *App) keepReceipt(rec switching.Record) {
-	if a.cfg.StateDir == "" {
-		return
-	}
-	dir := filepath.Join(a.cfg.StateDir, receiptsDir)
-	text, err := json.MarshalIndent(rec, "", "  ")
-	if err == nil {
-		err = os.MkdirAll(dir, 0o700)
-	}
-	if err == nil {
-		err = writeDurably(filepath.Join(dir, rec.ID+".json"), append(text, '\n'))
-	}
-	if err != nil {
-		a.log.Error("the receipt of a switch could not be written", "switch", rec.ID, "err", err)
-	}
 }
 
 // incarnation tells this start of the process from every other one.

@@ -21,7 +21,7 @@ type Config struct {
 	AdvertisedOpsURL string              `key:"advertised_ops_url" doc:"Address under which the other proxies reach this one's operations port: a change that would move topics is refused unless every proxy can be asked. Empty: derived from listeners.ops."`
 	ProxyID          string              `key:"proxy_id" doc:"Name of this proxy among the others; must be unique and stay the same over restarts. Empty: host name and port of listeners.pulsar (or pulsar_tls)."`
 	Store            Store               `key:"store" doc:"Where the map topic → cluster lives."`
-	StateDir         string              `key:"state_dir" doc:"Directory for the last good map, which is served after a restart while ZooKeeper is away. Not needed with the file store."`
+	StateDir         string              `key:"state_dir" doc:"Directory for the last good map, which is served after a restart while ZooKeeper is away (not needed for that with the file store), and for receipts/: the newest 1,000 switches that this proxy has driven."`
 	DefaultCluster   string              `key:"default_cluster" doc:"Cluster of everything that no entry and no rule maps. Empty: such topics are refused."`
 	TagKeyFile       string              `key:"tag_key_file" doc:"File with the key (at least 16 bytes) that signs the broker addresses told to clients; a second line holds the previous key during a rotation. Empty: the key is kept in the store. All proxies need the same one."`
 	Clusters         map[string]*Cluster `key:"clusters" doc:"The Pulsar clusters behind this address, by name."`
