@@ -66,6 +66,7 @@ type ackRecord struct {
 type watcher struct {
 	owner   Store // whose Watch it is
 	busy    bool  // the sink is running
+	whole   bool  // the map was delivered once
 	buckets [route.BucketCount]bool
 	rules   bool
 	some    bool          // any of the above
@@ -305,7 +306,7 @@ func (c *core) watch(ctx context.Context, owner Store, closed <-chan struct{}, s
 		}
 		sink(u)
 		c.mu.Lock()
-		w.busy = false
+		w.busy, w.whole = false, true
 		c.noteDelivered()
 		c.mu.Unlock()
 	}
@@ -317,13 +318,13 @@ func (c *core) noteDelivered() {
 	c.delivered = make(chan struct{})
 }
 
-// awaitWatches waits until the watches of owner have delivered what there is now.
-func (c *core) awaitWatches(ctx context.Context, owner Store) error {
+// awaitWatches waits until the watches of owner have delivered what there is now; without anew, until they have delivered the map at all.
+func (c *core) awaitWatches(ctx context.Context, owner Store, anew bool) error {
 	for {
 		c.mu.Lock()
 		behind := false
 		for w := range c.watchers {
-			behind = behind || w.owner == owner && (w.some || w.busy)
+			behind = behind || w.owner == owner && (!w.whole || anew && (w.some || w.busy))
 		}
 		delivered := c.delivered
 		c.mu.Unlock()

@@ -488,12 +488,9 @@ func (f *File) Register(ctx context.Context, p Proxy) error {
 	f.core.proxies[p.ID] = p
 	f.registered = p.ID
 	f.core.mu.Unlock()
-	if !anew {
-		return nil
-	}
 	ctx, cancel := withDefaultTimeout(ctx)
 	defer cancel()
-	return f.core.awaitWatches(ctx, f)
+	return f.core.awaitWatches(ctx, f, anew)
 }
 
 // Unregister implements Store.

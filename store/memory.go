@@ -317,10 +317,7 @@ func (m *Memory) Register(ctx context.Context, p Proxy) error {
 	m.registered, m.expired = p.ID, false
 	m.core.election.elect()
 	m.core.mu.Unlock()
-	if !anew {
-		return nil
-	}
-	return m.core.awaitWatches(ctx, m)
+	return m.core.awaitWatches(ctx, m, anew)
 }
 
 // Unregister implements Store.

@@ -422,9 +422,11 @@ func (c *mapClient) run(s *Store, a announcing) {
 		c.fault = err
 		c.changed.Broadcast()
 	}
-	c.tasks.Go(func() { fail(s.Resume(ctx, known, c.take)) })
 	c.tasks.Go(func() {
 		p := store.Proxy{ID: c.id, Incarnation: "i", Version: "fleet", Advertised: "pulsar://pulsar.example.com:6650", Clusters: []string{"a", "b"}}
+		// As internal/app does: what is read of the map is of after that, and read once.
+		fail(s.Register(ctx, p))
+		c.tasks.Go(func() { fail(s.Resume(ctx, known, c.take)) })
 		for {
 			c.mu.Lock()
 			total := c.total

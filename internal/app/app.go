@@ -401,10 +401,12 @@ func (a *App) Run(ctx context.Context) error {
 		})
 	}
 	part("operations port", func() error { return a.admin.Serve(a.opsLn) })
+	// On the roster before the map is read: read before, it would have to be read once more.
+	announced := a.announce(ctx)
 	part("map", func() error { return a.maps.run(life) })
 	err := a.awaitMap(ctx, fatal)
 	if err == nil && ctx.Err() == nil {
-		a.joinRoster(ctx)
+		a.joinRoster(ctx, announced)
 		err = a.engine.Start()
 	}
 	if err == nil && ctx.Err() == nil {
@@ -454,17 +456,34 @@ const rosterTimeout = 3 * time.Second
 // rosterRetry is the pause after a failed attempt.
 const rosterRetry = 200 * time.Millisecond
 
-// joinRoster puts this proxy on the roster before it serves for the first time: who moves a topic must know of every proxy that may have
-// its clients. A proxy that starts from the disk while the store is away is on the roster: who leaves it has no copy any more.
-func (a *App) joinRoster(ctx context.Context) {
+// announce puts this proxy on the roster, if the store answers.
+func (a *App) announce(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, rosterTimeout)
+	defer cancel()
+	return a.store.Register(ctx, a.Info())
+}
+
+// joinRoster makes sure that this proxy is on the roster, and has the map of after that, before it serves for the first time: who moves a topic
+// must know of every proxy that may have its clients. A proxy that starts from the disk while the store is away is on the roster: who leaves
+// it has no copy any more. err is what became of the first attempt.
+func (a *App) joinRoster(ctx context.Context, err error) {
 	for late := false; ctx.Err() == nil; late = true {
-		attempt, cancel := context.WithTimeout(ctx, rosterTimeout)
-		err := a.store.Register(attempt, a.Info())
-		cancel()
+		if late || err == nil {
+			// The session may have been lost meanwhile: then all of it counts anew.
+			err = a.announce(ctx)
+		}
+		if err == nil {
+			select {
+			case <-a.maps.synced:
+			case <-ctx.Done():
+			case <-time.After(rosterTimeout):
+				err = errors.New("the store is slow to deliver the map")
+			}
+		}
 		switch {
 		case err == nil:
 			return
-		case !a.maps.synced.Load():
+		case !a.maps.isSynced():
 			a.log.Warn("serving without contact to the map store, from the copy on the disk; switches wait for this proxy", "err", err)
 			return
 		case !late:

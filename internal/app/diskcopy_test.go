@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"pointsman/core/route"
+	"pointsman/core/switching"
 	"pointsman/store"
 )
 
@@ -37,6 +38,9 @@ func (s *scriptedStore) Resume(ctx context.Context, known store.Known, sink func
 		}
 	}
 }
+
+// Running implements store.Store: nothing moves.
+func (s *scriptedStore) Running(context.Context) ([]switching.Record, error) { return nil, nil }
 
 // run keeps the map of s with a copy in dir until the returned function is called.
 func (s *scriptedStore) run(t *testing.T, dir string) (k *mapKeeper, stop func()) {

@@ -35,7 +35,7 @@ type mapKeeper struct {
 
 	loaded  chan struct{} // closed when there is a map, from the store or from the disk
 	load    func()        // closes loaded, once
-	synced  atomic.Bool   // the store has delivered the whole map since the start
+	synced  chan struct{} // closed when the store has delivered the whole map since the start
 	bad     atomic.Int64
 	changed chan struct{} // capacity 1: the table was replaced
 
@@ -65,7 +65,7 @@ const (
 )
 
 func newMapKeeper(st store.Store, log *slog.Logger, copy *diskCopy) *mapKeeper {
-	k := &mapKeeper{store: st, log: log, copy: copy, changed: make(chan struct{}, 1), badNow: make(map[int]bool), work: make(chan func(), 1024), loaded: make(chan struct{})}
+	k := &mapKeeper{store: st, log: log, copy: copy, changed: make(chan struct{}, 1), badNow: make(map[int]bool), work: make(chan func(), 1024), loaded: make(chan struct{}), synced: make(chan struct{})}
 	k.mover = newMover(k)
 	k.load = sync.OnceFunc(func() { close(k.loaded) })
 	k.table.Store(route.Empty())
@@ -157,10 +157,19 @@ func (k *mapKeeper) swap(next *route.Table, u store.Update) {
 	}
 }
 
+func (k *mapKeeper) isSynced() bool {
+	select {
+	case <-k.synced:
+		return true
+	default:
+		return false
+	}
+}
+
 // update takes one event of the watch.
 func (k *mapKeeper) update(ctx context.Context, u store.Update) {
 	k.noteBad(u)
-	if !k.synced.Load() {
+	if !k.isSynced() {
 		k.collect(u)
 		if !u.Synced {
 			return
@@ -183,7 +192,7 @@ func (k *mapKeeper) update(ctx context.Context, u store.Update) {
 			u.Rules = &[]route.Rule{}
 		}
 		k.apply(ctx, u, true)
-		k.synced.Store(true)
+		close(k.synced)
 		k.load()
 		k.log.Info("the map is loaded", "entries", k.table.Load().Len(), "rules", len(k.table.Load().Rules()), "digest", k.table.Load().Digest(),
 			"buckets_kept_from_disk", len(kept))
@@ -276,6 +285,7 @@ func (k *mapKeeper) apply(ctx context.Context, u store.Update, first bool) {
 	if first {
 		k.mover.takeAll()
 		k.reviewAll(ctx, nil, session.Assigned{})
+		k.tasks.Go(func() { k.reportExpected(ctx) })
 		return
 	}
 	if len(changes.Scopes) > 0 {
@@ -323,6 +333,28 @@ func (k *mapKeeper) evictTopic(ctx context.Context, topic string, by switching.K
 		return
 	}
 	k.later(ctx, func() { do(k.assigned(ctx, by.Switch), by) })
+}
+
+// reportExpected acknowledges the switches in immediate mode that wait for this process: one that began after it was announced, and before
+// the first map was read, is in that map like any other.
+func (k *mapKeeper) reportExpected(ctx context.Context) {
+	records, err := k.store.Running(ctx)
+	if err != nil && ctx.Err() == nil {
+		k.log.Warn("switches that wait for this proxy may be shown as incomplete: those under way cannot be read", "err", err)
+	}
+	self, table := k.self(), k.table.Load()
+	var waiting []switching.Key
+	for _, r := range records {
+		e, _ := table.Entry(r.Topic)
+		rule, _ := table.Rule(r.Topic)
+		here := e.SwitchID == r.ID || rule.SwitchID == r.ID // else it comes with the next change, or was overtaken
+		if here && r.Mode == switching.ModeImmediate && slices.Contains(r.Expect, switching.Member{ID: self.ID, Incarnation: self.Incarnation}) {
+			waiting = append(waiting, switching.Key{Switch: r.ID, Attempt: r.Attempt})
+		}
+	}
+	if len(waiting) > 0 {
+		k.reviewAll(ctx, waiting, session.Assigned{})
+	}
 }
 
 func (k *mapKeeper) assigned(ctx context.Context, switchID string) session.Assigned {
@@ -443,7 +475,7 @@ func (k *mapKeeper) saveChanges(ctx context.Context) {
 	var next time.Time
 	save := func() {
 		m := k.served()
-		if !k.synced.Load() || m.same(k.onDisk) {
+		if !k.isSynced() || m.same(k.onDisk) {
 			return
 		}
 		begin := time.Now()

@@ -11,6 +11,7 @@ import (
 
 	"pointsman/core/route"
 	"pointsman/core/session"
+	"pointsman/core/switching"
 	"pointsman/store"
 )
 
@@ -138,5 +139,64 @@ func TestTheFirstMapIsOneMessageToEachLoop(t *testing.T) {
 	}
 	if n := loops.posted.Load(); n != int64(loops.Loops()) {
 		t.Errorf("%d functions were posted to %d loops, want one each", n, loops.Loops())
+	}
+}
+
+// ackedStore tells of acks.
+type ackedStore struct {
+	*store.Memory
+	acked chan string
+}
+
+func (s ackedStore) PutAck(ctx context.Context, id string, a switching.Ack) error {
+	err := s.Memory.PutAck(ctx, id, a)
+	s.acked <- id + " by " + a.Incarnation
+	return err
+}
+
+// oneLoop is a loop that has ended: nothing is left on it.
+type oneLoop struct{ noLoops }
+
+func (oneLoop) Loops() int { return 1 }
+
+// A switch in immediate mode that begins between the announcement of a process and its first map waits for that process, which finds the topic
+// moved already. One that it does not find yet is not acknowledged before it comes.
+func TestASwitchThatBeganBeforeTheFirstMapIsAcknowledged(t *testing.T) {
+	st := ackedStore{store.NewMemory(), make(chan string, 10)}
+	self := switching.Member{ID: "p", Incarnation: "i"}
+	for _, r := range []switching.Record{
+		{ID: "of-a-predecessor", Expect: []switching.Member{{ID: "p", Incarnation: "h"}}}, {ID: "of-others", Expect: []switching.Member{{ID: "q", Incarnation: "i"}}},
+		{ID: "planned", Mode: switching.ModePlanned, Expect: []switching.Member{self}}, {ID: "not-here", Expect: []switching.Member{self}}, {ID: "mine", Expect: []switching.Member{self}},
+	} {
+		r.Rev, r.State, r.Topic, r.To = 1, switching.StateEvicting, "persistent://acme/orders/"+r.ID, "b"
+		if r.Mode == "" {
+			r.Mode = switching.ModeImmediate
+		}
+		err := st.PutSwitch(t.Context(), r)
+		if e := (route.Entry{Topic: r.Topic, Cluster: "b", Epoch: 1, SwitchID: r.ID}); err == nil && r.ID != "not-here" {
+			err = st.Apply(t.Context(), store.Change{Entries: []store.EntryChange{{Topic: e.Topic, After: &e}}})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	k := newMapKeeper(st, slog.New(slog.DiscardHandler), nil)
+	k.loops, k.self = oneLoop{}, func() store.Proxy { return store.Proxy{ID: "p", Incarnation: "i"} }
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- k.run(ctx) }()
+	defer func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}()
+	if first := <-st.acked; first != "mine by i" {
+		t.Errorf("acknowledged: %s", first)
+	}
+	select {
+	case more := <-st.acked:
+		t.Errorf("acknowledged as well: %s", more)
+	case <-time.After(50 * time.Millisecond):
 	}
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"reflect"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -117,6 +119,48 @@ func testRegisterDelivers(t *testing.T, f *fixture) {
 	defer v.mu.Unlock()
 	if n := len(v.entries()); n != 20 {
 		t.Errorf("%d of 20 entries are there when Register returns", n)
+	}
+}
+
+// A watch that began since the first registration has to come as far as well.
+func testRegisterAgain(t *testing.T, f *fixture) {
+	s := f.open()
+	p := store.Proxy{ID: "p", Incarnation: "1"}
+	if err := s.Register(f.ctx(), p); err != nil {
+		t.Fatal(err)
+	}
+	mustApply(t, s, Set(Topic(1), nil, Entry(1, "a", 1)))
+	began, gate := make(chan struct{}), make(chan struct{})
+	var delivered atomic.Bool
+	first := sync.OnceFunc(func() {
+		close(began)
+		<-gate
+	})
+	ctx, stop := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() {
+		ended <- s.Watch(ctx, func(u store.Update) {
+			first()
+			if u.Synced {
+				delivered.Store(true)
+			}
+		})
+	}()
+	<-began
+	registered := make(chan error, 1)
+	go func() { registered <- s.Register(f.ctx(), p) }()
+	select {
+	case err := <-registered:
+		t.Errorf("Register returns (%v) before a watch that runs has delivered the map", err)
+	case <-time.After(100 * time.Millisecond):
+	}
+	close(gate)
+	if err := <-registered; err != nil || !delivered.Load() {
+		t.Errorf("Register: %v; the map was delivered: %v", err, delivered.Load())
+	}
+	stop()
+	if err := <-ended; err != nil {
+		t.Errorf("Watch: %v", err)
 	}
 }
 

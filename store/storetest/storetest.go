@@ -55,6 +55,7 @@ func Run(t *testing.T, begin func(t *testing.T) Map) {
 		"a registration is announced, replaced and ended":              testRegister,
 		"a member is live with the incarnation that it names":          testIncarnations,
 		"who has registered has the map of that moment":                testRegisterDelivers,
+		"who registers again has it of the watches that began since":   testRegisterAgain,
 		"a member that serves has a lease":                             testLease,
 		"one process leads and another one follows it":                 testLead,
 		"a process leads again after a pause":                          testLeadAgain,
