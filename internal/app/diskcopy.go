@@ -99,7 +99,7 @@ func (d *diskCopy) setAside() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.aside = true
-	err := errors.Join(renameIfThere(d.path, d.path+asideSuffix), renameIfThere(d.moving.path, d.moving.path+asideSuffix))
+	err := errors.Join(renameIfThere(d.path, d.path+asideSuffix), d.moving.setAside())
 	return errors.Join(err, syncDir(filepath.Dir(d.path)))
 }
 
@@ -108,8 +108,10 @@ func (d *diskCopy) takeBack() error {
 	defer d.mu.Unlock()
 	d.aside = false
 	// The small one first: without it the other one must not be loaded.
-	err := renameIfThere(d.moving.path+asideSuffix, d.moving.path)
-	return errors.Join(err, renameIfThere(d.path+asideSuffix, d.path))
+	if err := d.moving.takeBack(); err != nil {
+		return err
+	}
+	return renameIfThere(d.path+asideSuffix, d.path)
 }
 
 func (d *diskCopy) discard() {

@@ -2,6 +2,7 @@ package app
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -79,8 +80,10 @@ func (k *mapKeeper) loadCopy() error {
 	}
 	m, saved, err := k.copy.load()
 	table := m.table
-	if err != nil || table == nil {
-		return err
+	if table == nil {
+		// What the small copy holds is of no use alone, but must end when the next map is saved.
+		_, alone := k.copy.moving.load(route.Empty())
+		return errors.Join(err, alone)
 	}
 	if table, err = k.copy.moving.load(table); err != nil {
 		return err

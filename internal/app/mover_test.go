@@ -1,9 +1,13 @@
 package app
 
 import (
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
+	"pointsman/codec"
 	"pointsman/core/route"
 	"pointsman/core/switching"
 	"pointsman/internal/config"
@@ -16,22 +20,32 @@ const movedTopic = "persistent://public/default/moved"
 // hand writes the steps of a planned switch of movedTopic as its controller would.
 type hand struct {
 	*rig
+	st    store.Store
 	rec   switching.Record
 	entry route.Entry // in the map now; the zero entry is none
 }
 
 func newHand(t *testing.T, r *rig, id string) *hand {
-	h := &hand{rig: r, rec: switching.Record{ID: id, Attempt: 1, Topic: movedTopic, From: "a", To: "b", Mode: switching.ModePlanned, State: switching.StateRequested, Epoch: 1}}
+	h := &hand{rig: r, st: r.app.store, rec: switching.Record{ID: id, Attempt: 1, Topic: movedTopic, From: "a", To: "b", Mode: switching.ModePlanned, State: switching.StateRequested, Epoch: 1}}
 	h.rec.Rev++
-	if err := r.app.store.PutSwitch(t.Context(), h.rec); err != nil {
+	if err := h.st.PutSwitch(t.Context(), h.rec); err != nil {
 		t.Fatal(err)
 	}
 	return h
 }
 
+// again asks for the next attempt.
+func (h *hand) again(t *testing.T) {
+	t.Helper()
+	h.rec = h.rec.Again(time.Now())
+	if err := h.st.PutSwitch(t.Context(), h.rec); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func (h *hand) write(t *testing.T, state switching.State, cluster string, s route.State, epoch uint64) {
 	t.Helper()
-	after := route.Entry{Topic: movedTopic, Cluster: cluster, State: s, Epoch: epoch, SwitchID: h.rec.ID, Attempt: 1}
+	after := route.Entry{Topic: movedTopic, Cluster: cluster, State: s, Epoch: epoch, SwitchID: h.rec.ID, Attempt: h.rec.Attempt}
 	change := store.EntryChange{Topic: movedTopic, After: &after}
 	if h.entry.Topic != "" {
 		before := h.entry
@@ -39,7 +53,7 @@ func (h *hand) write(t *testing.T, state switching.State, cluster string, s rout
 	}
 	h.rec.Rev++
 	h.rec.State = state
-	if err := h.app.store.Apply(t.Context(), store.Change{Entries: []store.EntryChange{change}, Switch: &h.rec}); err != nil {
+	if err := h.st.Apply(t.Context(), store.Change{Entries: []store.EntryChange{change}, Switch: &h.rec}); err != nil {
 		t.Fatal(err)
 	}
 	h.entry = after
@@ -49,19 +63,19 @@ func (h *hand) write(t *testing.T, state switching.State, cluster string, s rout
 func (h *hand) ack(t *testing.T, phase switching.State) (found switching.Ack) {
 	t.Helper()
 	h.await(t, "the ack of "+string(phase), func() bool {
-		acks, err := h.app.store.Acks(t.Context(), h.rec.ID)
+		acks, err := h.st.Acks(t.Context(), h.rec.ID)
 		if err != nil {
 			t.Fatal(err)
 		}
 		for _, a := range acks {
-			if a.Phase == phase {
+			if a.Phase == phase && a.Attempt == h.rec.Attempt {
 				found = a
 				return true
 			}
 		}
 		return false
 	})
-	if self := h.app.Info(); found.Proxy != self.ID || found.Incarnation != self.Incarnation || found.Attempt != 1 {
+	if self := h.app.Info(); found.Proxy != self.ID || found.Incarnation != self.Incarnation {
 		t.Errorf("the ack of %s is %+v, of proxy %s %s", phase, found, self.ID, self.Incarnation)
 	}
 	return found
@@ -92,9 +106,7 @@ func TestAProxyPassesThePhasesOfAPlannedSwitch(t *testing.T) {
 	h := newHand(t, r, "sw-1")
 	h.write(t, switching.StatePrepared, "a", route.StatePrepared, 0)
 	h.ack(t, switching.StatePrepared)
-	if table, err := newMovingCopy(dir).load(route.Empty()); err != nil {
-		t.Error(err)
-	} else if e, _ := table.Entry(movedTopic); e != h.entry {
+	if e := onDisk(t, dir); e != h.entry {
 		t.Errorf("acknowledged, and the disk has %+v", e)
 	}
 	f.mustSend(2) // prepared: all goes on
@@ -122,7 +134,8 @@ func TestAProxyPassesThePhasesOfAPlannedSwitch(t *testing.T) {
 
 // An abort gives the topic back to its cluster: what was sent during the fence arrives there.
 func TestAnAbortedSwitchGivesTheTopicBack(t *testing.T) {
-	r := newRig(t, testkit.Options{}, nil)
+	dir := t.TempDir()
+	r := newRig(t, testkit.Options{}, func(c *config.Config) { c.StateDir = dir })
 	f := follow(t, r.app.PulsarAddr(), movedTopic, "p", 0)
 	f.mustSend(3)
 	h := newHand(t, r, "sw-1")
@@ -139,6 +152,26 @@ func TestAnAbortedSwitchGivesTheTopicBack(t *testing.T) {
 	if a, b := len(r.a.Messages(movedTopic)), len(r.b.Messages(movedTopic)); a != 6 || b != 0 {
 		t.Errorf("%d messages are on a, %d on b; want 6 and 0", a, b)
 	}
+	// The next attempt has acks, and a place on the disk, of its own.
+	h.again(t)
+	h.write(t, switching.StatePrepared, "a", route.StatePrepared, 0)
+	h.ack(t, switching.StatePrepared)
+	if e := onDisk(t, dir); e.Attempt != 2 {
+		t.Errorf("attempt 2 is acknowledged, and the disk has %+v", e)
+	}
+	h.write(t, switching.StateAborted, "a", route.StateActive, 0)
+	f.mustSend(1)
+}
+
+// onDisk is what the small copy in dir has of movedTopic.
+func onDisk(t *testing.T, dir string) route.Entry {
+	t.Helper()
+	table, err := newMovingCopy(dir).load(route.Empty())
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, _ := table.Entry(movedTopic)
+	return e
 }
 
 // SW-05, P6: a proxy that is cut off from the store holds the publishes of a prepared topic when its lease is over, and says that it is not
@@ -174,5 +207,86 @@ func TestAProxyWithoutALeaseHoldsAPreparedTopic(t *testing.T) {
 	}
 	if n := len(r.a.Messages(movedTopic)); n != 2 {
 		t.Errorf("%d messages are on a, want 2", n)
+	}
+}
+
+// SW-05, P6: a proxy that starts from its disk while the store is away, in the middle of a switch, holds the topic and serves all others.
+// When the store is back and the topic has moved meanwhile, whoever waited goes to the new cluster; nothing went to the old one.
+func TestAProxyThatStartsInTheMiddleOfASwitchWaitsForTheStore(t *testing.T) {
+	for phase, state := range map[switching.State]route.State{switching.StatePrepared: route.StatePrepared, switching.StateFenced: route.StateFenced} {
+		t.Run(string(phase), func(t *testing.T) {
+			const other = "persistent://public/default/other"
+			dir := t.TempDir()
+			r := newRig(t, testkit.Options{}, func(c *config.Config) { c.StateDir = dir })
+			st := r.app.store.(*store.Memory).Join()
+			r.await(t, "copy of the map", func() bool { _, err := os.Stat(filepath.Join(dir, "last-good-map")); return err == nil })
+			crashed := t.TempDir() // what is on the disk after a crash: the map of before the switch, and the attempt
+			keep := func(names ...string) {
+				t.Helper()
+				for _, name := range names {
+					text, err := os.ReadFile(filepath.Join(dir, name))
+					if err != nil {
+						t.Fatal(err)
+					}
+					if err := os.WriteFile(filepath.Join(crashed, name), text, 0o600); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			keep("last-good-map", "tag-key")
+			toOld := r.owner(t, movedTopic)
+			h := newHand(t, r, "sw-1")
+			h.st = st
+			h.write(t, phase, "a", state, 0)
+			h.ack(t, phase)
+			keep("moving-topics")
+			if err := r.stop(); err != nil {
+				t.Fatal(err)
+			}
+			away := st.Join()
+			away.SetFaults(store.Faults{Err: store.ErrUnavailable, NoLease: true})
+			late := &rig{world: &world{a: r.a, b: r.b}}
+			late.cfg = late.config(func(c *config.Config) { c.StateDir = crashed })
+			late.launch(t, away, late.cfg)
+			late.await(t, "readiness but for the topic", func() bool {
+				ok, reasons := late.app.Ready()
+				return !ok && len(reasons) == 1 && strings.Contains(reasons[0], movedTopic)
+			})
+			f := follow(t, late.app.PulsarAddr(), movedTopic, "p", 0)
+			received := make(chan bool, 1)
+			go func() { received <- f.trySend([]byte("held")) }()
+			lookups := late.connect(t, "")
+			lookups.send(lookupCommand(movedTopic, 1))
+			lookups.send(lookupCommand(other, 2))
+			if a := lookups.expect(codec.TypeLookupResponse).GetLookupTopicResponse(); a.GetRequestId() != 2 || a.GetResponse() != codec.LookupConnect {
+				t.Errorf("the first answer is %v, want that for the topic that does not move", a)
+			}
+			cached := late.connect(t, toOld)
+			cached.send(producerCommand(movedTopic, "cached", 1, 7))
+			cached.send(pingCommand())
+			cached.expect(codec.TypePong) // and no answer before it
+
+			h.write(t, switching.StateEvicting, "b", route.StateActive, 1)
+			away.SetFaults(store.Faults{})
+			if a := lookups.expect(codec.TypeLookupResponse).GetLookupTopicResponse(); a.GetRequestId() != 1 || a.GetResponse() != codec.LookupConnect {
+				t.Errorf("the parked lookup is answered %v", a)
+			}
+			if e := cached.expect(codec.TypeError).GetError(); e.GetRequestId() != 7 {
+				t.Errorf("the parked PRODUCER for the old cluster is answered %v", e)
+			}
+			select {
+			case ok := <-received:
+				if !ok {
+					t.Error("the held message has no receipt")
+				}
+			case <-time.After(patience):
+				t.Error("the held message has no receipt after the store is back")
+			}
+			if a, b := len(r.a.Messages(movedTopic)), len(r.b.Messages(movedTopic)); a != 0 || b != 1 {
+				t.Errorf("%d messages are on a, %d on b; want 0 and 1", a, b)
+			}
+			h.rig = late
+			h.ack(t, switching.StateEvicting)
+		})
 	}
 }

@@ -22,6 +22,8 @@ type movingCopy struct {
 
 	mu      sync.Mutex
 	entries map[string]route.Entry // guarded by mu: what is on the disk
+	broken  bool                   // guarded by mu: what is on the disk cannot be used
+	aside   bool                   // guarded by mu: nothing is written any more
 }
 
 // movingFile is the content: entries and a checksum of their JSON.
@@ -46,7 +48,8 @@ func (c *movingCopy) load(table *route.Table) (*route.Table, error) {
 		return table, err
 	}
 	broken := func(err error) error {
-		return fmt.Errorf("the copy of moving topics in %s cannot be used: without it a topic that is being moved could be served by the old map; wait for the map store, then remove the file: %w", c.path, err)
+		c.broken = true
+		return fmt.Errorf("the copy of moving topics in %s cannot be used: without it a topic that is being moved could be served by the old map; it is replaced when the map was read from the store: %w", c.path, err)
 	}
 	var file movingFile
 	if err := json.Unmarshal(raw, &file); err != nil {
@@ -71,10 +74,16 @@ func (c *movingCopy) load(table *route.Table) (*route.Table, error) {
 	return table, nil
 }
 
+// errAside: a process that has left the roster must not say that its disk knows something.
+var errAside = errors.New("this proxy is leaving the roster")
+
 // put adds an entry, durably.
 func (c *movingCopy) put(e route.Entry) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.aside {
+		return errAside
+	}
 	before, had := c.entries[e.Topic]
 	if had && before == e {
 		return nil
@@ -101,10 +110,25 @@ func (c *movingCopy) settle(table *route.Table) error {
 			over++
 		}
 	}
-	if over == 0 {
+	if c.aside || over == 0 && !c.broken {
 		return nil
 	}
 	return c.write()
+}
+
+// setAside keeps the file from being loaded and written again; takeBack undoes it.
+func (c *movingCopy) setAside() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.aside = true
+	return renameIfThere(c.path, c.path+asideSuffix)
+}
+
+func (c *movingCopy) takeBack() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.aside = false
+	return renameIfThere(c.path+asideSuffix, c.path)
 }
 
 // write replaces the file; mu is held.
@@ -125,5 +149,6 @@ func (c *movingCopy) write() error {
 	if err := writeDurably(c.path, raw); err != nil {
 		return fmt.Errorf("writing the copy of moving topics: %w", err)
 	}
+	c.broken = false
 	return nil
 }

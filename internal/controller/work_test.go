@@ -1,0 +1,318 @@
+package controller
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"pointsman/core/route"
+	"pointsman/core/switching"
+	"pointsman/store"
+)
+
+// hooked is a store that notes what is called, and has others act between two calls of the driver.
+type hooked struct {
+	*store.Memory
+	mu    sync.Mutex
+	calls []string
+	after func(call string, nth int, change *store.Change) // after it succeeded
+}
+
+func (h *hooked) called(name string, change *store.Change) {
+	h.mu.Lock()
+	h.calls = append(h.calls, name)
+	n := 0
+	for _, c := range h.calls {
+		if c == name {
+			n++
+		}
+	}
+	h.mu.Unlock()
+	if h.after != nil {
+		h.after(name, n, change)
+	}
+}
+
+func (h *hooked) Switch(ctx context.Context, id string) (switching.Record, error) {
+	r, err := h.Memory.Switch(ctx, id)
+	h.called("Switch", nil)
+	return r, err
+}
+
+func (h *hooked) Entry(ctx context.Context, topic string) (route.Entry, bool, error) {
+	e, ok, err := h.Memory.Entry(ctx, topic)
+	h.called("Entry", nil)
+	return e, ok, err
+}
+
+func (h *hooked) Rules(ctx context.Context) ([]route.Rule, error) {
+	rules, err := h.Memory.Rules(ctx)
+	h.called("Rules", nil)
+	return rules, err
+}
+
+func (h *hooked) Proxies(ctx context.Context) ([]store.Proxy, error) {
+	all, err := h.Memory.Proxies(ctx)
+	h.called("Proxies", nil)
+	return all, err
+}
+
+func (h *hooked) Tombstones(ctx context.Context) ([]store.Tombstone, error) {
+	all, err := h.Memory.Tombstones(ctx)
+	h.called("Tombstones", nil)
+	return all, err
+}
+
+func (h *hooked) Acks(ctx context.Context, id string) ([]switching.Ack, error) {
+	all, err := h.Memory.Acks(ctx, id)
+	h.called("Acks", nil)
+	return all, err
+}
+
+func (h *hooked) Apply(ctx context.Context, c store.Change) error {
+	err := h.Memory.Apply(ctx, c)
+	if err == nil {
+		h.called("Apply", &c)
+	}
+	return err
+}
+
+// apply is a change by somebody else.
+func (w *world) apply(c store.Change) {
+	w.t.Helper()
+	c.Who = "somebody else"
+	if err := w.st.Apply(w.t.Context(), c); err != nil {
+		w.t.Errorf("somebody else's change: %v", err)
+	}
+}
+
+func (w *world) set(before, after *route.Entry) {
+	w.t.Helper()
+	w.apply(store.Change{Entries: []store.EntryChange{{Topic: base, Before: before, After: after}}})
+}
+
+// entry is what the map has of the topic; the zero entry when that is nothing.
+func (w *world) entry() route.Entry {
+	w.t.Helper()
+	e, _, err := w.st.Entry(w.t.Context(), base)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return e
+}
+
+// A topic that rules decide is prepared only if the same rules decide it still: each of those above it is compared in the write, absent
+// ones too.
+func TestATopicWhoseRulesHaveChangedIsNotPrepared(t *testing.T) {
+	for _, scope := range []string{"acme/orders", "acme", ""} {
+		for name, nth := range map[string]int{"before the write is computed": 1, "after the write was computed": 2} {
+			t.Run(name+", "+scope, func(t *testing.T) {
+				in(t, func(t *testing.T) {
+					w := newWorld(t, "p1")
+					h := &hooked{Memory: w.st}
+					h.after = func(call string, n int, _ *store.Change) {
+						if call == "Rules" && n == nth {
+							w.apply(store.Change{Rules: []store.RuleChange{{Scope: scope, After: &route.Rule{Scope: scope, Cluster: "b", Epoch: 1}}}})
+						}
+					}
+					w.request("sw-1")
+					rec, e := w.run(w.controller("p1", h), "sw-1")
+					if rec.State != switching.StateAborted || e != (route.Entry{}) || !strings.Contains(rec.Note, "cluster b") {
+						t.Errorf("%s (%s), entry %+v", rec.State, rec.Note, e)
+					}
+					if history, err := w.st.History(t.Context(), 9); err != nil || len(history) != 1 {
+						t.Errorf("%d changes of the map (%v), want the one of the rule", len(history), err)
+					}
+				})
+			})
+		}
+	}
+}
+
+// A rule that leads to the same cluster at a later epoch ends the switch: the epoch that it would write is behind.
+func TestARuleOfALaterEpochEndsTheSwitch(t *testing.T) {
+	in(t, func(t *testing.T) {
+		w := newWorld(t, "p1")
+		h := &hooked{Memory: w.st}
+		h.after = func(call string, n int, _ *store.Change) {
+			if call == "Rules" && n == 1 {
+				w.apply(store.Change{Rules: []store.RuleChange{{Scope: "acme", After: &route.Rule{Scope: "acme", Cluster: "a", Epoch: 7}}}})
+			}
+		}
+		w.request("sw-1")
+		rec, e := w.run(w.controller("p1", h), "sw-1")
+		if rec.State != switching.StateAborted || e != (route.Entry{}) || !strings.Contains(rec.Note, "epoch 7") {
+			t.Errorf("%s (%s), entry %+v", rec.State, rec.Note, e)
+		}
+	})
+}
+
+// C8: a leader that was frozen before it carried the subscriptions comes when the topic is in use on the new cluster, or fenced by the
+// next attempt. It touches no cursor.
+func TestALateLeaderCarriesNothing(t *testing.T) {
+	for name, meanwhile := range map[string]func(w *world, rec switching.Record, fenced route.Entry){
+		"flipped": func(w *world, rec switching.Record, fenced route.Entry) {
+			flipped := fenced
+			flipped.Cluster, flipped.Epoch, flipped.State = "b", 1, route.StateActive
+			rec.Rev, rec.State = rec.Rev+1, switching.StateEvicting
+			w.apply(store.Change{Entries: []store.EntryChange{{Topic: base, Before: &fenced, After: &flipped}}, Switch: &rec})
+		},
+		"the next attempt": func(w *world, rec switching.Record, fenced route.Entry) {
+			active := fenced
+			active.State = route.StateActive
+			rec.Rev, rec.State = rec.Rev+1, switching.StateAborted
+			w.apply(store.Change{Entries: []store.EntryChange{{Topic: base, Before: &fenced, After: &active}}, Switch: &rec})
+			rec = rec.Again(time.Now())
+			if err := w.st.PutSwitch(w.t.Context(), rec); err != nil {
+				w.t.Error(err)
+			}
+			next := fenced
+			next.Attempt = 2
+			rec.Rev, rec.State = rec.Rev+1, switching.StateFenced
+			w.apply(store.Change{Entries: []store.EntryChange{{Topic: base, Before: &active, After: &next}}, Switch: &rec})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			in(t, func(t *testing.T) {
+				w := newWorld(t, "p1")
+				w.request("sw-1")
+				c := w.controller("p1", w.st)
+				done, frozen := make(chan struct{}), false
+				c.began = func(step switching.Step) {
+					if step.Work != switching.WorkCarry || frozen {
+						return
+					}
+					frozen = true
+					rec, err := w.st.Switch(t.Context(), "sw-1")
+					if err != nil {
+						t.Error(err)
+					}
+					meanwhile(w, rec, w.entry())
+					time.AfterFunc(lookEvery/10, func() { close(done) }) // before the successor of this one comes to it
+				}
+				ctx, stop := context.WithCancel(t.Context())
+				ended := make(chan struct{})
+				go func() {
+					defer close(ended)
+					_ = c.Run(ctx)
+				}()
+				<-done
+				w.topic.mu.Lock()
+				if n := w.topic.calls["carry"]; n != 0 {
+					t.Errorf("the subscriptions were carried %d times", n)
+				}
+				w.topic.mu.Unlock()
+				stop()
+				<-ended
+			})
+		})
+	}
+}
+
+// The entry that an aborted switch has made is taken away only as long as it is that one.
+func TestTheEntryOfSomebodyElseIsNotTakenAway(t *testing.T) {
+	mine := route.Entry{Topic: base, Cluster: "a", SwitchID: "sw-1", Attempt: 1}
+	for name, theirs := range map[string]route.Entry{
+		"another switch":         {Topic: base, Cluster: "b", Epoch: 1, SwitchID: "sw-2"},
+		"a change of the routes": {Topic: base, Cluster: "a"},
+		"the next attempt":       {Topic: base, Cluster: "a", SwitchID: "sw-1", Attempt: 2},
+	} {
+		for _, when := range []string{"Apply", "Entry"} { // before unpin has read it, and after
+			t.Run(name+", after "+when, func(t *testing.T) {
+				in(t, func(t *testing.T) {
+					w := newWorld(t, "p1")
+					w.topic.foreign = "somebody"
+					h := &hooked{Memory: w.st}
+					aborted, changed := false, false
+					h.after = func(call string, _ int, c *store.Change) {
+						aborted = aborted || c != nil && c.Switch != nil && c.Switch.State == switching.StateAborted
+						if aborted && call == when && !changed {
+							changed = true
+							w.set(&mine, &theirs)
+						}
+					}
+					w.request("sw-1")
+					rec, _ := w.run(w.controller("p1", h), "sw-1")
+					if e := w.entry(); rec.State != switching.StateAborted || e != theirs || !changed {
+						t.Errorf("%s, entry %+v, want %+v", rec.State, e, theirs)
+					}
+				})
+			})
+		}
+	}
+}
+
+// What kept the epoch of a topic that had moved before is there again after an abort: the next epoch is above it.
+func TestAnAbortPutsTheFloorBack(t *testing.T) {
+	in(t, func(t *testing.T) {
+		w := newWorld(t, "p1")
+		w.topic.foreign = "somebody"
+		floor := route.Entry{Topic: base, Epoch: 4}
+		w.set(nil, &floor)
+		rec := switching.Record{ID: "sw-1", Rev: 1, Attempt: 1, Topic: base, From: "a", To: "b", Mode: switching.ModePlanned, State: switching.StateRequested, Epoch: 5, Started: time.Now()}
+		if err := w.st.PutSwitch(t.Context(), rec); err != nil {
+			t.Fatal(err)
+		}
+		rec, _ = w.run(w.controller("p1", w.st), "sw-1")
+		if e := w.entry(); rec.State != switching.StateAborted || e != floor {
+			t.Errorf("%s (%s), entry %+v, want %+v", rec.State, rec.Note, e, floor)
+		}
+	})
+}
+
+// C2, C3, C7: what is read later must not be older than what is judged with it: the record before the entry, the record, the roster, the
+// tombstones and then the acks.
+func TestTheDriverReadsInTheOrderOfTheProtocol(t *testing.T) {
+	in(t, func(t *testing.T) {
+		w := newWorld(t, "p1")
+		h := &hooked{Memory: w.st}
+		w.request("sw-1")
+		if rec, _ := w.run(w.controller("p1", h), "sw-1"); rec.State != switching.StateDone {
+			t.Fatalf("%s: %s", rec.State, rec.Note)
+		}
+		if len(h.calls) < 2 || h.calls[0] != "Switch" || h.calls[1] != "Entry" {
+			t.Errorf("it begins with %v", h.calls[:min(2, len(h.calls))])
+		}
+		surveys := 0
+		for i, call := range h.calls {
+			if call != "Proxies" {
+				continue
+			}
+			surveys++
+			if i == 0 || len(h.calls) < i+3 || !slices.Equal(h.calls[i-1:i+3], []string{"Switch", "Proxies", "Tombstones", "Acks"}) {
+				t.Errorf("a survey reads %v", h.calls[max(0, i-1):min(len(h.calls), i+3)])
+			}
+		}
+		if surveys < 3 {
+			t.Errorf("%d surveys are too few for a switch", surveys)
+		}
+	})
+}
+
+// C4: what a forgotten member has sent may be on its way for SettleTime, and no longer.
+func TestAFreshTombstoneHasTheOldClusterUnloadTheTopic(t *testing.T) {
+	for _, age := range []time.Duration{0, switching.SettleTime + time.Second} {
+		in(t, func(t *testing.T) {
+			w := newWorld(t, "p1")
+			dead := w.st.Join()
+			if err := dead.Register(t.Context(), store.Proxy{ID: "p2", Incarnation: "i"}); err != nil {
+				t.Fatal(err)
+			}
+			if err := dead.Close(); err != nil {
+				t.Fatal(err)
+			}
+			if err := w.st.Forget(t.Context(), "p2"); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(age) // of the bubble
+			w.request("sw-1")
+			rec, _ := w.run(w.controller("p1", w.st), "sw-1")
+			if want := age == 0; rec.State != switching.StateDone || rec.Receipt.Evicted != want || strings.Contains(rec.Note, "p2: forgotten") != want {
+				t.Errorf("forgotten %v ago: %s, evicted %v, note %q", age, rec.State, rec.Receipt.Evicted, rec.Note)
+			}
+		})
+	}
+}
