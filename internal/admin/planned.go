@@ -174,7 +174,7 @@ func (s *Server) ask(ctx context.Context, rec switching.Record) error {
 
 // guardRunning refuses topics (base names) that have a planned switch under way, other than the one named.
 func (s *Server) guardRunning(ctx context.Context, names []string, except string) error {
-	records, err := s.store.Switches(ctx, maxRecords)
+	records, err := s.store.Running(ctx)
 	if err != nil {
 		return err
 	}
@@ -184,7 +184,7 @@ func (s *Server) guardRunning(ctx context.Context, names []string, except string
 	}
 	var busy []Detail
 	for _, rec := range records {
-		if topics[rec.Topic] && rec.ID != except && rec.Mode == switching.ModePlanned && !rec.State.Over() {
+		if topics[rec.Topic] && rec.ID != except && rec.Mode == switching.ModePlanned {
 			busy = append(busy, Detail{Name: rec.Topic, Code: CodeSwitching, Problem: fmt.Sprintf("switch %s of %s from %s to %s is %s", rec.ID, cmp.Or(rec.Who, "somebody"), rec.From, rec.To, rec.State)})
 		}
 	}
