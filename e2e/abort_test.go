@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"net/http"
 	"strings"
 	"testing"
@@ -147,6 +148,69 @@ func wish(t *testing.T, st store.Store, id string, w switching.Wish) {
 		rec.Wish = w
 		return st.PutSwitch(ctx, rec) == nil, nil
 	}))
+}
+
+// SW-10: what cluster b lacks is found before anything is changed, and named; the topic stays where it is and its clients notice nothing.
+func TestAPreflightRefusesWhatTheOtherClusterLacks(t *testing.T) {
+	proxies := pair(t)
+	ctx := limited(t, 60*time.Second)
+	alone := "acme/alone-" + runID
+	must(t, rig.A.Admin(ctx, http.MethodPut, "/admin/v2/namespaces/"+alone, map[string]any{"replication_clusters": []string{"a"}}, nil))
+	parts := newTopic("acme/plain", "four-and-two")
+	must(t, rig.A.CreatePartitioned(ctx, parts, 4))
+	must(t, rig.B.CreatePartitioned(ctx, parts, 2))
+	schema := newTopic("acme/plain", "schema")
+	for c, s := range map[*Cluster]pulsar.Schema{rig.A: pulsar.NewStringSchema(nil), rig.B: pulsar.NewInt32Schema(nil)} {
+		producer, err := goClient(t, c).CreateProducer(pulsar.ProducerOptions{Topic: schema, Schema: s})
+		must(t, err)
+		producer.Close()
+	}
+	for topic, words := range map[string][]string{
+		newTopic(alone, "t"):                     {"namespace", alone, "does not exist"},
+		parts:                                    {"partitions", "4", "2"},
+		schema:                                   {"schema", "STRING", "INT32"},
+		newTopic("acme/plain", "not-replicated"): {"replication"},
+	} {
+		setRoute(t, proxies[0], topic, "a")
+		awaitRoute(t, topic, "a")
+		live := startDriver(t, Go, "live", "--url", proxies[0].URL, "--topics", topic, "--rates", "100")
+		await(t, live, "messages", func(r Record) bool { return len(r.Recvs) >= 20 })
+		err := proxies[1].CLI(limited(t, 30*time.Second), nil, "switch", "start", "--topic", topic, "--to", "b", "--force")
+		var refused *CLIError
+		if !errors.As(err, &refused) {
+			t.Errorf("the switch of %s was not refused: %v", topic, err)
+			continue
+		}
+		t.Logf("%s", refused.Output)
+		for _, word := range append(words, "blocker") {
+			if !strings.Contains(refused.Output, word) {
+				t.Errorf("the refusal of %s does not say %q", topic, word)
+			}
+		}
+		wantActive(t, openMap(t, proxies[0]), topic, "a")
+		perfectEnd(t, live)
+	}
+}
+
+// Pulsar's replication leaves out chunks that fill a message to the maximum: what it adds makes them too large for the other cluster. A subscription that would miss them
+// there is found before anything is changed.
+func TestAPreflightFindsWhatReplicationHasLeftOut(t *testing.T) {
+	proxies := pair(t)
+	topic := newTopic("acme/geo", "left-out")
+	setRoute(t, proxies[0], topic, "a")
+	awaitRoute(t, topic, "a")
+	subscribe(t, rig.A, topic, "behind", take{kind: pulsar.Shared}).Close()
+	sent := runDriver(t, 60*time.Second, Go, "produce", "--url", proxies[0].URL, "--topic", topic, "--count", "1", "--size", "12000000", "--chunk", "true")
+	if len(sent.Acks) != 1 {
+		t.Fatalf("%d receipts, want one", len(sent.Acks))
+	}
+	drain(t, rig.A, rig.B, []string{topic})
+	err := proxies[1].CLI(limited(t, 30*time.Second), nil, "switch", "start", "--topic", topic, "--to", "b", "--force")
+	var refused *CLIError
+	if !errors.As(err, &refused) || !strings.Contains(refused.Output, "have no copy on cluster b") || !strings.Contains(refused.Output, "behind") {
+		t.Errorf("the switch of a topic of which replication has left something out: %v; want a refusal that names the subscription", err)
+	}
+	wantActive(t, openMap(t, proxies[0]), topic, "a")
 }
 
 // A program that writes to cluster a past the proxies stops the switch, which names it; without it the switch is done.

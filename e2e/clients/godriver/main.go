@@ -57,6 +57,7 @@ type driver struct {
 	count, start, rate, idle, linger, keys   int64
 	skip                                     int64
 	size, consumers, lag                     int
+	chunkSize                                uint
 	batch, synchronous, chunk, replicatedSub bool
 	reader, toEnd, ids                       bool
 }
@@ -88,6 +89,7 @@ func main() {
 	flags.Int64Var(&d.idle, "idle", 20_000, "ms without a message")
 	flags.Int64Var(&d.linger, "linger", 300, "ms after the last wanted message")
 	flags.Int64Var(&d.keys, "keys", 0, "different keys")
+	flags.UintVar(&d.chunkSize, "chunk-size", 0, "largest chunk")
 	flags.IntVar(&d.size, "size", 64, "payload bytes")
 	flags.IntVar(&d.consumers, "consumers", 1, "consumers")
 	asBool := func(name string, into *bool, byDefault bool) {
@@ -136,7 +138,7 @@ func (d *driver) connect(url string) (pulsar.Client, error) {
 
 func (d *driver) produce(topic string, k int, rate, count int64) {
 	options := pulsar.ProducerOptions{
-		Topic: topic, DisableBatching: !d.batch || d.chunk, EnableChunking: d.chunk, MaxPendingMessages: 2000,
+		Topic: topic, DisableBatching: !d.batch || d.chunk, EnableChunking: d.chunk, ChunkMaxMessageSize: d.chunkSize, MaxPendingMessages: 2000,
 		BatchingMaxPublishDelay: time.Millisecond,
 	}
 	if d.keys > 0 {

@@ -80,6 +80,9 @@ public final class Driver {
         long keys = num("keys", 0);
         ProducerBuilder<byte[]> builder = client.newProducer().topic(topic).blockIfQueueFull(true)
                 .maxPendingMessages(2000).enableBatching(batch).enableChunking(chunk);
+        if (flags.containsKey("chunk-size")) {
+            builder.chunkMaxMessageSize((int) num("chunk-size", 0));
+        }
         if (batch && keys > 0) {
             builder.batcherBuilder(BatcherBuilder.KEY_BASED);
         }
