@@ -313,6 +313,9 @@ func TestAReverseIsANewSwitchBackUnlessTheTopicHasMovedOn(t *testing.T) {
 			t.Errorf("reversed again: %+v", again)
 		}
 		r.expect(topic2, "b", 3)
+		// It is on b again, but not by the first switch: whatever it did is over.
+		_, err = c.ReverseSwitch(t.Context(), admin.SwitchCommand{ID: there.ID})
+		refused(t, err, admin.CodeConflict, "is on b at epoch 3 by now")
 		_, err = c.ReverseSwitch(t.Context(), admin.SwitchCommand{ID: "sw-0"})
 		refused(t, err, admin.CodeNotFound, "switch list")
 	})
