@@ -5,8 +5,6 @@ package e2e
 import (
 	"encoding/json"
 	"errors"
-	"fmt"
-	"strings"
 	"testing"
 	"time"
 
@@ -70,27 +68,5 @@ func TestThePlannedSwitchOfTheCommandLine(t *testing.T) {
 	acks, recvs := record.Of(0)
 	if d := Compare(acks, recvs); len(d.Lost) != 0 || len(d.Corrupt) != 0 {
 		t.Errorf("live consumer: %v; want nothing lost", d)
-	}
-}
-
-// SW-10, SW-17: what cannot be moved is refused before anything is changed, and the text says what is missing.
-func TestAPreflightOfRealClustersFindsWhatIsMissing(t *testing.T) {
-	p := pair(t)[0]
-	alone, nowhere := newTopic("acme/plain", "alone"), newTopic("acme/geo", "nowhere")
-	for _, topic := range []string{alone, nowhere} {
-		setRoute(t, p, topic, rig.A.Name)
-		awaitRouteOn(t, p, topic, rig.A.Name)
-	}
-	must(t, rig.A.CreatePartitioned(limited(t, 30*time.Second), alone, 2))
-	must(t, rig.B.CreatePartitioned(limited(t, 30*time.Second), alone, 2))
-	for topic, item := range map[string]string{alone: "replication", nowhere: "topic"} {
-		f := check(t, p, topic, rig.B.Name)
-		if text := fmt.Sprint(f.Findings); f.Verdict != switching.Blocker || !strings.Contains(text, item+" blocker") {
-			t.Errorf("%s: %s, want a blocker about %s", topic, text, item)
-		}
-		err := p.CLI(limited(t, time.Minute), nil, "switch", "start", "--topic", topic, "--to", rig.B.Name, "--force")
-		if err == nil || !strings.Contains(err.Error(), `"code": "preflight_failed"`) {
-			t.Errorf("%s: the switch was not refused: %v", topic, err)
-		}
 	}
 }
