@@ -401,9 +401,11 @@ func (a *App) Run(ctx context.Context) error {
 		})
 	}
 	part("operations port", func() error { return a.admin.Serve(a.opsLn) })
-	// On the roster before the map is read: read before, it would have to be read once more.
-	announced := a.announce(ctx)
-	part("map", func() error { return a.maps.run(life) })
+	announced := make(chan error, 1)
+	part("map", func() error {
+		announced <- a.announceFirst(ctx)
+		return a.maps.run(life)
+	})
 	err := a.awaitMap(ctx, fatal)
 	if err == nil && ctx.Err() == nil {
 		a.joinRoster(ctx, announced)
@@ -456,21 +458,33 @@ const rosterTimeout = 3 * time.Second
 // rosterRetry is the pause after a failed attempt.
 const rosterRetry = 200 * time.Millisecond
 
-// announce puts this proxy on the roster, if the store answers.
-func (a *App) announce(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, rosterTimeout)
+// announceFirst puts this proxy on the roster before it reads the map, if the store answers: what was read before would have to be compared
+// once more. Who has nothing to serve meanwhile waits longer for it.
+func (a *App) announceFirst(ctx context.Context) error {
+	patience := store.DefaultTimeout
+	select {
+	case <-a.maps.loaded:
+		patience = rosterTimeout
+	default:
+	}
+	return a.announce(ctx, patience)
+}
+
+func (a *App) announce(ctx context.Context, patience time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	return a.store.Register(ctx, a.Info())
 }
 
 // joinRoster makes sure that this proxy is on the roster, and has the map of after that, before it serves for the first time: who moves a topic
 // must know of every proxy that may have its clients. A proxy that starts from the disk while the store is away is on the roster: who leaves
-// it has no copy any more. err is what became of the first attempt.
-func (a *App) joinRoster(ctx context.Context, err error) {
+// it has no copy any more. announced is what becomes of the first attempt.
+func (a *App) joinRoster(ctx context.Context, announced <-chan error) {
+	err := <-announced
 	for late := false; ctx.Err() == nil; late = true {
-		if late || err == nil {
+		if late || err == nil || a.maps.isSynced() {
 			// The session may have been lost meanwhile: then all of it counts anew.
-			err = a.announce(ctx)
+			err = a.announce(ctx, rosterTimeout)
 		}
 		if err == nil {
 			select {

@@ -12,6 +12,7 @@ import (
 	"pointsman/core/route"
 	"pointsman/core/session"
 	"pointsman/core/switching"
+	"pointsman/internal/testkit"
 	"pointsman/store"
 )
 
@@ -198,5 +199,39 @@ func TestASwitchThatBeganBeforeTheFirstMapIsAcknowledged(t *testing.T) {
 	case more := <-st.acked:
 		t.Errorf("acknowledged as well: %s", more)
 	case <-time.After(50 * time.Millisecond):
+	}
+}
+
+// orderedStore tells in which order a proxy begins.
+type orderedStore struct {
+	*store.Memory
+	calls chan string
+}
+
+func (s orderedStore) Register(ctx context.Context, p store.Proxy) error {
+	s.note("Register")
+	return s.Memory.Register(ctx, p)
+}
+
+func (s orderedStore) Watch(ctx context.Context, sink func(store.Update)) error {
+	s.note("Watch")
+	return s.Memory.Watch(ctx, sink)
+}
+
+func (s orderedStore) note(call string) {
+	select {
+	case s.calls <- call:
+	default:
+	}
+}
+
+// P1: the map that a proxy reads is of after its announcement, and before it serves it makes sure that this is so still.
+func TestAProxyIsOnTheRosterBeforeItReadsTheMap(t *testing.T) {
+	first := newRig(t, testkit.Options{}, nil)
+	st := orderedStore{store.NewMemory(), make(chan string, 3)}
+	r := &rig{world: &world{a: first.a, b: first.b}}
+	r.run(t, st, r.config(nil))
+	if a, b, c := <-st.calls, <-st.calls, <-st.calls; a != "Register" || b != "Watch" || c != "Register" {
+		t.Errorf("it begins with %s, %s, %s", a, b, c)
 	}
 }
