@@ -27,10 +27,6 @@ type Row struct {
 	Gaps         []float64 `json:"gaps_ms,omitempty"`   // longest time between two receipts around each switch
 }
 
-func (r *Row) take(d Digest, errors int) {
-	r.Acked, r.Lost, r.Duplicates, r.OrderBreaks, r.Errors = d.Acked, len(d.Lost)+len(d.Corrupt), d.Duplicates, d.OrderBreaks, errors
-}
-
 // ReadRows reads lines of JSON.
 func ReadRows(from io.Reader) (rows []Row, err error) {
 	lines := bufio.NewScanner(from)

@@ -287,6 +287,11 @@ func switchTopic(t *testing.T, p *Pointsman, topic, to string) switchStatus {
 	return s
 }
 
+// take fills in what a comparison of receipts and messages found.
+func (r *Row) take(d Digest, errors int) {
+	r.Acked, r.Lost, r.Duplicates, r.OrderBreaks, r.Errors = d.Acked, len(d.Lost)+len(d.Corrupt), d.Duplicates, d.OrderBreaks, errors
+}
+
 // sockets returns how many sockets a process has open.
 func sockets(t *testing.T, p *Process) int {
 	t.Helper()
