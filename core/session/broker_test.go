@@ -160,6 +160,8 @@ func (w *brokerWorld) handle(b *modelBroker) {
 		w.gone(b, fmt.Sprint("consumer ", cmd.CloseConsumer.GetConsumerId()), cmd.CloseConsumer.GetRequestId())
 	case cmd.Unsubscribe != nil:
 		w.gone(b, fmt.Sprint("consumer ", cmd.Unsubscribe.GetConsumerId()), cmd.Unsubscribe.GetRequestId())
+	case cmd.Seek != nil:
+		w.tell(b, fmt.Sprintf("success{request_id:%d}", cmd.Seek.GetRequestId()))
 	case cmd.Send != nil:
 		if h := b.has[fmt.Sprint("producer ", cmd.Send.GetProducerId())]; h != nil && h.created {
 			w.tell(b, fmt.Sprintf("send_receipt{producer_id:%d sequence_id:1}", cmd.Send.GetProducerId()))

@@ -10,7 +10,7 @@ import (
 
 // debts remembers, per topic and cluster, what was sent to a broker that may still come into force there: it decides whether a fence
 // is clean (protocol rule P5). A debt is open while an answer is awaited of a handle that is closed: our CLOSE_PRODUCER, or the
-// client's, behind unanswered SENDs. It is lost when the connection ends first; then only time settles it. Loop-owned.
+// client's, behind unanswered SENDs; and while one is awaited to a command that moves a subscription (pendingKind.moves). It is lost when the connection ends first; then only time settles it. Loop-owned.
 type debts struct {
 	open  map[debtKey]int
 	lost  map[debtKey]loss // since turned
@@ -49,14 +49,29 @@ func (h *handle) owes() bool {
 
 // openDebt notes that h, which owes, is closed at the broker, and the answer awaited.
 func (sh *Shard) openDebt(h *handle) {
-	key := keyOf(h)
 	h.owed = true
+	sh.open(keyOf(h))
+}
+
+// open notes that an answer is awaited which a fence has to wait for.
+func (sh *Shard) open(key debtKey) {
 	if sh.debts.open == nil {
 		sh.debts.open = make(map[debtKey]int)
 	}
 	sh.debts.open[key]++
 	if m := sh.moving[key.base]; m != nil && m.fence != nil && m.cluster == key.cluster {
 		m.waiting++
+	}
+}
+
+// answered notes that it has come, or never will.
+func (sh *Shard) answered(now time.Time, key debtKey) {
+	if sh.debts.open[key]--; sh.debts.open[key] == 0 {
+		delete(sh.debts.open, key)
+	}
+	if m := sh.moving[key.base]; m != nil && m.fence != nil && m.cluster == key.cluster {
+		m.waiting--
+		m.maybeDone(now)
 	}
 }
 
@@ -69,14 +84,24 @@ func (sh *Shard) payDebt(now time.Time, h *handle, lost bool) {
 	if lost {
 		sh.debts.lose(now, h)
 	}
-	key := keyOf(h)
-	if sh.debts.open[key]--; sh.debts.open[key] == 0 {
-		delete(sh.debts.open, key)
+	sh.answered(now, keyOf(h))
+}
+
+// Unsettled tells whether a producer has ended, no longer ago than SettleTime, with something that its broker has not answered: it may still come into
+// force there. A process that leaves the roster says so, for it answers nobody any more.
+func (sh *Shard) Unsettled(now time.Time) bool {
+	d := &sh.debts
+	if !d.flood.IsZero() && now.Sub(d.flood) <= switching.SettleTime {
+		return true
 	}
-	if m := sh.moving[key.base]; m != nil && m.fence != nil && m.cluster == key.cluster {
-		m.waiting--
-		m.maybeDone(now)
+	for _, losses := range [...]map[debtKey]loss{d.lost, d.older} {
+		for _, l := range losses {
+			if now.Sub(l.at) <= switching.SettleTime {
+				return true
+			}
+		}
 	}
+	return false
 }
 
 func (d *debts) openOf(base, cluster string) int { return d.open[debtKey{base, cluster}] }

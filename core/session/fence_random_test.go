@@ -58,6 +58,7 @@ type fenceHandle struct {
 	answered   bool // its creation
 	unanswered int  // SENDs
 	acks       int  // on their way
+	seeks      int  // that are not answered
 	next       uint64
 	sent       uint64
 }
@@ -464,7 +465,15 @@ func (w *fenceWorld) checkDone(base, cluster string, f Fenced) {
 				w.t.Fatalf("the fence of %s is clean, and %s has %d SENDs to answer", base, b.conn, h.unanswered)
 			}
 		}
+		for _, h := range b.closing {
+			if h.base == base && !h.producer {
+				w.t.Fatalf("the fence of %s is done, and %s has still to end a consumer", base, b.conn)
+			}
+		}
 		for id, h := range b.has {
+			if h.base == base && h.seeks > 0 {
+				w.t.Fatalf("the fence of %s is done, and %s has still to answer a SEEK of %s", base, b.conn, id)
+			}
 			if h.base == base && !h.answered {
 				w.t.Fatalf("the fence of %s is done, and %s has still to make %s", base, b.conn, id)
 			}
@@ -514,7 +523,12 @@ func (w *fenceWorld) toBroker(b *fenceBroker, cmd *pulsarpb.BaseCommand) {
 	case cmd.Unsubscribe != nil:
 		w.gone(b, fmt.Sprint("consumer ", cmd.Unsubscribe.GetConsumerId()), cmd.Unsubscribe.GetRequestId())
 	case cmd.Seek != nil:
-		b.will(nil, nil, `success{request_id:%d}`, cmd.Seek.GetRequestId())
+		answered := func() {}
+		if h := b.has[fmt.Sprint("consumer ", cmd.Seek.GetConsumerId())]; h != nil {
+			h.seeks++
+			answered = func() { h.seeks-- }
+		}
+		b.will(nil, answered, `success{request_id:%d}`, cmd.Seek.GetRequestId())
 	case cmd.GetLastMessageId != nil:
 		b.will(nil, nil, `get_last_message_id_response{request_id:%d last_message_id{ledger_id:1 entry_id:1}}`, cmd.GetLastMessageId.GetRequestId())
 	case cmd.Ack != nil && cmd.Ack.RequestId == nil:

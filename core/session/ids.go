@@ -190,6 +190,9 @@ func (s *Session) openConsumer(now time.Time, h *handle, c *pulsarpb.CommandSubs
 
 // consumerRequest passes a request about a consumer of a topic that has moved.
 func (s *Session) consumerRequest(now time.Time, h *handle, cmd *pulsarpb.BaseCommand, frame []byte, head codec.Head) verdict {
+	if cmd.Seek != nil && (h.tag == 0 || cmd.Seek.MessageId == nil) {
+		s.expect(now, cmd.GetSeek().GetRequestId(), pendingSeek, h)
+	}
 	switch {
 	case h.tag == 0:
 	case head.Type == codec.TypeAck, head.Type == codec.TypeRedeliver:
@@ -211,13 +214,16 @@ func (s *Session) consumerRequest(now time.Time, h *handle, cmd *pulsarpb.BaseCo
 // startAt passes a SUBSCRIBE or SEEK that names the message to begin with.
 func (s *Session) startAt(now time.Time, h *handle, req uint64, frame []byte, head codec.Head) verdict {
 	out, _, err := s.sh.mapIDs(frame, head, h, true)
-	if err != nil {
-		return forward // the broker knows what to say
-	}
-	if len(s.sh.ids.old) > 0 {
+	if err == nil && len(s.sh.ids.old) > 0 {
 		s.sh.counters.OldIDs.Add(1)
 		s.translate(now, h, req, frame, head, s.sh.ids.old[0])
 		return replace
+	}
+	if head.Type == codec.TypeSeek {
+		s.expect(now, req, pendingSeek, h)
+	}
+	if err != nil {
+		return forward // the broker knows what to say
 	}
 	h.leg.send(out)
 	return replace

@@ -32,6 +32,9 @@ func (s *Session) close(now time.Time, cause Cause, text string) {
 	}
 	s.sh.timers.stop(&s.timer)
 	for _, p := range s.pending {
+		if p.kind.moves() {
+			s.sh.answered(now, keyOf(p.h))
+		}
 		s.sh.payDebt(now, p.h, true) // of handles as well that are no longer among those below
 	}
 	for _, h := range s.producers {

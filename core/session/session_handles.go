@@ -61,11 +61,15 @@ type pendingKind uint8
 const (
 	pendingCreate      pendingKind = iota
 	pendingUnsubscribe             // the client's, forwarded
+	pendingSeek                    // the client's, forwarded
 	pendingClose                   // our own, its answer is swallowed
 	pendingLastID                  // the client's GET_LAST_MESSAGE_ID, forwarded
 	pendingOwed                    // the client's CLOSE_PRODUCER behind what the broker has not answered yet
 	pendingOrphan                  // a creation that was refused meanwhile: its late answer is swallowed
 )
+
+// moves tells whether a fence waits for the answer: the subscription is carried as it is then, and must not be moved afterwards.
+func (k pendingKind) moves() bool { return k == pendingUnsubscribe || k == pendingSeek }
 
 // producer finds a producer by id; most frames are about the one before.
 func (s *Session) producer(id uint64) *handle {
@@ -160,12 +164,18 @@ func (s *Session) expect(now time.Time, req uint64, kind pendingKind, h *handle)
 	if s.pending == nil {
 		s.pending = make(map[uint64]pendingRequest)
 	}
-	if old, ok := s.pending[req]; ok && old.kind == pendingOwed {
-		s.pending[req] = pendingRequest{kind, h, h.req}
-		s.sh.payDebt(now, old.h, true) // no client has two requests of one id under way
-		return
-	}
+	old, ok := s.pending[req]
 	s.pending[req] = pendingRequest{kind, h, h.req}
+	if kind.moves() {
+		s.sh.open(keyOf(h))
+	}
+	switch { // no client has two requests of one id under way
+	case !ok:
+	case old.kind == pendingOwed:
+		s.sh.payDebt(now, old.h, true)
+	case old.kind.moves():
+		s.sh.answered(now, keyOf(old.h))
+	}
 }
 
 // settled takes a request out of pending. The map is as large as all else that a session with one producer has, so that an empty one is not kept.
@@ -342,8 +352,13 @@ func (l *leg) handleAnswer(now time.Time, frame []byte, head codec.Head, req uin
 	case pendingLastID:
 		s.settled(req)
 		return forward
+	case pendingSeek:
+		s.settled(req)
+		s.sh.answered(now, keyOf(p.h))
+		return forward
 	case pendingUnsubscribe:
 		s.settled(req)
+		key := keyOf(p.h)
 		switch {
 		case failed:
 		case p.h.req == p.created:
@@ -351,6 +366,7 @@ func (l *leg) handleAnswer(now time.Time, frame []byte, head codec.Head, req uin
 		default: // what the client made since is a new one
 			p.h.again = false
 		}
+		s.sh.answered(now, key)
 		return forward
 	}
 	p.h.answered = true

@@ -172,6 +172,9 @@ func (t *translation) end(now time.Time, a Translated) {
 		sh.report(Report{Event: EventRestarted, Session: s.id, Peer: s.peer, Topic: h.full, Cluster: h.leg.cluster,
 			Text: fmt.Sprintf("subscription %s begins with the oldest message: where %d:%d of epoch %d is now is not known: %s", h.sub, t.from.at.Ledger, t.from.at.Entry, t.from.epoch, a.Text)})
 	}
+	if t.seek {
+		s.expect(now, t.req, pendingSeek, h)
+	}
 	h.leg.send(sh.encode(&cmd))
 }
 
