@@ -258,15 +258,9 @@ func (s *Store) writes(b *found, c store.Change) ([]any, error) {
 		}
 	}
 	if len(c.Rules) > 0 {
-		data, err := encodeRules(changeRules(b.rules, c.Rules))
-		if err != nil {
+		if err := s.writeRules(out, b, c.Rules); err != nil {
 			return nil, err
 		}
-		if len(data) > maxRulesBytes {
-			return nil, fmt.Errorf("the rules would have %d bytes, more than the %d that they may have: remove some", len(data), maxRulesBytes)
-		}
-		path := s.root + "/rules"
-		out.add(path, data, &zk.SetDataRequest{Path: path, Data: data, Version: b.rulesStat.Version})
 	}
 	kind := kindChange
 	if c.Switch != nil {
@@ -284,6 +278,25 @@ func (s *Store) writes(b *found, c store.Change) ([]any, error) {
 		return nil, fmt.Errorf("%w: it needs %d bytes in %d buckets, ZooKeeper takes %d", store.ErrTooLarge, out.size, len(b.buckets), maxWrite)
 	}
 	return out.ops, nil
+}
+
+// writeRules writes the rules. When a change only compares them it makes sure that they are still what was compared: written, every proxy would read
+// them again.
+func (s *Store) writeRules(out *batch, b *found, changes []store.RuleChange) error {
+	path, rules := s.root+"/rules", changeRules(b.rules, changes)
+	if slices.Equal(rules, b.rules) {
+		out.add(path, nil, &zk.CheckVersionRequest{Path: path, Version: b.rulesStat.Version})
+		return nil
+	}
+	data, err := encodeRules(rules)
+	if err != nil {
+		return err
+	}
+	if len(data) > maxRulesBytes {
+		return fmt.Errorf("the rules would have %d bytes, more than the %d that they may have: remove some", len(data), maxRulesBytes)
+	}
+	out.add(path, data, &zk.SetDataRequest{Path: path, Data: data, Version: b.rulesStat.Version})
+	return nil
 }
 
 // The kinds of history entries, the first letter of their names: changes, changes that made a switch, and switches that

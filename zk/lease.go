@@ -47,8 +47,8 @@ func newLease(asked time.Duration) *lease {
 func (l *lease) connected(session int64, granted time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.session != session {
-		l.session, l.contact = session, 0
+	if l.session != session || granted < l.granted {
+		l.session, l.contact = session, 0 // what was counted with a longer time-out is not true any more
 	}
 	l.granted = granted
 	l.update()
