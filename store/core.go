@@ -437,13 +437,26 @@ func (c *core) forget(id string, now time.Time) error {
 		return fmt.Errorf("proxy %s: %w", id, ErrLive)
 	}
 	delete(c.proxies, id)
+	c.bury(p, now)
+	return nil
+}
+
+// bury leaves a tombstone, and drops those that are of no use any more.
+func (c *core) bury(p Proxy, now time.Time) {
 	c.tombs[p.ID+"@"+p.Incarnation] = Tombstone{ID: p.ID, Incarnation: p.Incarnation, At: now}
 	for key, tomb := range c.tombs {
 		if now.Sub(tomb.At) > TombstoneKept {
 			delete(c.tombs, key)
 		}
 	}
-	return nil
+}
+
+// leave ends the membership of the proxy with that id.
+func (c *core) leave(id string, settled bool, now time.Time) {
+	if p, ok := c.proxies[id]; ok && !settled {
+		c.bury(p, now)
+	}
+	delete(c.proxies, id)
 }
 
 func (c *core) tombstones() []Tombstone {

@@ -493,8 +493,8 @@ func (f *File) Register(ctx context.Context, p Proxy) error {
 	return f.core.awaitWatches(ctx, f, anew)
 }
 
-// Unregister implements Store.
-func (f *File) Unregister(ctx context.Context) error {
+// Unregister implements Store. It leaves no tombstone: nobody else is there to see it, and the next process is young.
+func (f *File) Unregister(ctx context.Context, _ bool) error {
 	if err := f.begin(ctx); err != nil {
 		return err
 	}

@@ -321,12 +321,12 @@ func (m *Memory) Register(ctx context.Context, p Proxy) error {
 }
 
 // Unregister implements Store.
-func (m *Memory) Unregister(ctx context.Context) error {
+func (m *Memory) Unregister(ctx context.Context, settled bool) error {
 	if err := m.begin(ctx, "Unregister"); err != nil {
 		return err
 	}
 	defer m.core.mu.Unlock()
-	delete(m.core.proxies, m.registered)
+	m.core.leave(m.registered, settled, time.Now())
 	m.registered = ""
 	return nil
 }

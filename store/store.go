@@ -141,11 +141,12 @@ type Proxy struct {
 	Live bool `json:"live"`
 }
 
-// Tombstone is what is left of a forgotten member: what it had sent may still be on its way.
+// Tombstone is what is left of a member that was forgotten, or has left without knowing what became of all that it had sent: that may still be on
+// its way.
 type Tombstone struct {
 	ID          string    `json:"id"`
 	Incarnation string    `json:"incarnation"`
-	At          time.Time `json:"at"` // when it was forgotten
+	At          time.Time `json:"at"` // when the membership ended
 }
 
 // Status is how a store is doing.
@@ -209,12 +210,13 @@ type Store interface {
 	// the present session, and every watch that runs has delivered the map as it was after that: whoever registers
 	// before it serves cannot be overlooked by a switch. After ErrUnavailable all of it follows when the store is back.
 	Register(ctx context.Context, p Proxy) error
-	// Unregister ends the membership (clean stop, after the last connection). Without a registration it does nothing.
-	Unregister(ctx context.Context) error
+	// Unregister ends the membership (clean stop, after the last connection). Without a registration it does nothing. settled tells
+	// that nothing which this process has sent can still arrive anywhere; if not, it leaves a tombstone as Forget does.
+	Unregister(ctx context.Context, settled bool) error
 	// Forget ends the membership of a process that is dead and whose copy of the map is destroyed, and leaves a tombstone;
 	// ErrNotFound, and ErrLive for one that is connected.
 	Forget(ctx context.Context, id string) error
-	// Tombstones lists what Forget has left, for TombstoneKept at least.
+	// Tombstones lists what Forget and Unregister have left, for TombstoneKept at least.
 	Tombstones(ctx context.Context) ([]Tombstone, error)
 	// Proxies lists all members, live or not, as of now.
 	Proxies(ctx context.Context) ([]Proxy, error)

@@ -43,7 +43,7 @@ func testLeaseConditions(t *testing.T, server *zktest.Server) {
 	if lease, most := s.Lease()-store.Boottime(), DefaultSessionTimeout*2/3; lease > most {
 		t.Errorf("the lease is %s, want at most %s", lease, most)
 	}
-	if err := s.Unregister(within(t, 10*time.Second)); err != nil {
+	if err := s.Unregister(within(t, 10*time.Second), true); err != nil {
 		t.Fatal(err)
 	}
 	if s.Lease() != 0 {
@@ -213,4 +213,26 @@ func TestALeaseIsOfOneSession(t *testing.T) {
 	l.watched(w, 7)
 	l.answered(7, 6*time.Second)
 	expect("a short session that was asked for", 6*time.Second+4*time.Second*2/3)
+}
+
+// Servers may be configured to grant different time-outs: a session that comes to one with a shorter one ends sooner than was counted before.
+func TestALeaseIsNotOfATimeOutThatWasLonger(t *testing.T) {
+	l := newLease(30 * time.Second)
+	l.connected(7, 30*time.Second)
+	l.answered(7, 100*time.Second)
+	if _, until := l.present(); until != 120*time.Second {
+		t.Fatalf("the session surely lives until %s, want 2m0s", until)
+	}
+	l.connected(7, 30*time.Second)
+	if _, until := l.present(); until != 120*time.Second {
+		t.Errorf("after a reconnect with the same time-out: %s, want 2m0s", until)
+	}
+	l.connected(7, 12*time.Second)
+	if _, until := l.present(); until != 0 {
+		t.Errorf("the session surely lives until %s, by a time-out that it has no more", until)
+	}
+	l.answered(7, 101*time.Second)
+	if _, until := l.present(); until != 109*time.Second {
+		t.Errorf("the session surely lives until %s, want 1m49s", until)
+	}
 }

@@ -65,7 +65,7 @@ func (s *Store) Register(ctx context.Context, p store.Proxy) error {
 }
 
 // Unregister implements store.Store.
-func (s *Store) Unregister(ctx context.Context) error {
+func (s *Store) Unregister(ctx context.Context, settled bool) error {
 	ctx, cancel := withDefaultTimeout(ctx)
 	defer cancel()
 	r := &s.registrar
@@ -76,11 +76,33 @@ func (s *Store) Unregister(ctx context.Context) error {
 	if r.desired == nil {
 		return nil
 	}
+	if !settled {
+		// First: whoever finds the member gone must find this.
+		if err := s.bury(ctx, r.desired.ID, r.desired.Incarnation); err != nil {
+			return err
+		}
+	}
 	if err := s.removeMember(ctx, r.desired.ID); err != nil {
 		return err
 	}
 	r.desired = nil
 	return nil
+}
+
+// bury leaves a tombstone.
+func (s *Store) bury(ctx context.Context, id, incarnation string) error {
+	data, err := json.Marshal(store.Tombstone{ID: id, Incarnation: incarnation, At: time.Now()})
+	if err != nil {
+		return err
+	}
+	if err := s.put(ctx, s.tombstonePath(id, incarnation), data); err != nil {
+		return err
+	}
+	return s.dropTombstones(ctx)
+}
+
+func (s *Store) tombstonePath(id, incarnation string) string {
+	return s.root + "/tombstones/" + id + "@" + incarnation
 }
 
 func (s *Store) removeMember(ctx context.Context, id string) error {
@@ -117,9 +139,7 @@ type forgetting struct {
 	old                     store.Proxy // what member says
 }
 
-func (w *forgetting) tombstonePath() string {
-	return w.s.root + "/tombstones/" + w.id + "@" + w.old.Incarnation
-}
+func (w *forgetting) tombstonePath() string { return w.s.tombstonePath(w.id, w.old.Incarnation) }
 
 func (w *forgetting) look(ctx context.Context) (err error) {
 	if err := w.s.sync(ctx); err != nil {
@@ -215,7 +235,7 @@ func (s *Store) dropTombstones(ctx context.Context) error {
 		if time.Since(t.At) <= store.TombstoneKept {
 			break // they are in the order of their age
 		}
-		if err := s.delete(ctx, s.root+"/tombstones/"+t.ID+"@"+t.Incarnation); err != nil {
+		if err := s.delete(ctx, s.tombstonePath(t.ID, t.Incarnation)); err != nil {
 			return err
 		}
 	}

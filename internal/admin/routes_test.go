@@ -168,7 +168,7 @@ func TestEveryRefusalSaysWhyAndWhatToDo(t *testing.T) {
 	r.net.Add("p2:7780", http.NotFoundHandler())
 	set("live clients, and a proxy that answers with something else", topic1, "b", admin.ChangeOptions{})
 	set("a proxy that answers with something else", topic2, "b", admin.ChangeOptions{})
-	if err := r.stores["p3"].Unregister(t.Context()); err != nil {
+	if err := r.stores["p3"].Unregister(t.Context(), true); err != nil {
 		t.Fatal(err)
 	}
 	r.proxies["p2"].Do(func(f *admintest.Fields) { f.Info.Live = false })

@@ -400,6 +400,8 @@ func (a *App) Run(ctx context.Context) error {
 			}
 		})
 	}
+	registered, retire := context.WithCancel(life)
+	var registration sync.WaitGroup
 	part("operations port", func() error { return a.admin.Serve(a.opsLn) })
 	announced := make(chan error, 1)
 	part("map", func() error {
@@ -414,7 +416,7 @@ func (a *App) Run(ctx context.Context) error {
 	if err == nil && ctx.Err() == nil {
 		part("clusters", func() error { a.clusters.run(life); return nil })
 		part("switch controller", func() error { return a.control.Run(life) })
-		part("registration", func() error { a.keepRegistered(life); return nil })
+		registration.Go(func() { a.keepRegistered(registered) })
 		a.log.Info("pointsman is serving", "version", Version, "pulsar", a.PulsarAddr(), "pulsar_tls", a.PulsarTLSAddr(), "ops", a.OpsURL(), "id", a.info.ID, "clusters", strings.Join(a.info.Clusters, ","))
 		select {
 		case <-ctx.Done():
@@ -424,6 +426,8 @@ func (a *App) Run(ctx context.Context) error {
 	if err != nil {
 		a.log.Error("a part has failed, the proxy ends", "err", err)
 	}
+	retire()
+	registration.Wait() // or it would put the proxy on the roster again that has left it
 	a.drain(life)
 	stop()
 	parts.Wait()
@@ -578,7 +582,7 @@ func (a *App) drain(ctx context.Context) {
 }
 
 // leaveRoster ends the membership of a proxy that has closed its last connection. From then on switches do not wait for it, so its
-// copy of the map must not be served again.
+// copy of the map must not be served again. What it had sent without an answer may still arrive: that is left behind for them to know (C4).
 func (a *App) leaveRoster(ctx context.Context) {
 	copy := a.maps.copy
 	if copy != nil {
@@ -587,7 +591,9 @@ func (a *App) leaveRoster(ctx context.Context) {
 			return
 		}
 	}
-	if err := a.store.Unregister(ctx); err != nil {
+	now := time.Now()
+	settled := !slices.ContainsFunc(a.shards, func(sh *session.Shard) bool { return sh.Unsettled(now) }) // their loops have ended
+	if err := a.store.Unregister(ctx, settled); err != nil {
 		a.log.Warn("this proxy could not be taken off the roster: it keeps its copy of the map, and planned switches wait until it is back or forgotten (pointsman proxies forget)", "err", err)
 		if copy != nil {
 			if err := copy.takeBack(); err != nil {

@@ -1,6 +1,7 @@
 package app
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 	"net"
@@ -290,5 +291,84 @@ func TestASecondProcessOnTheSameStoreIsRefused(t *testing.T) {
 	defer held.Close()
 	if _, err := New(t.Context(), cfg, slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), cfg.Store.Path) {
 		t.Errorf("error %v, want one that names %s", err, cfg.Store.Path)
+	}
+}
+
+// C4: a SEND that the broker has not answered may still arrive after the proxy has left the roster. The tombstone has the next switch unload the topic;
+// a proxy that has all its answers leaves none, or every rolling restart would.
+func TestAStopLeavesATombstoneWhenSomethingWasUnanswered(t *testing.T) {
+	const topic = "persistent://public/default/late"
+	for _, answered := range []bool{true, false} {
+		t.Run(fmt.Sprintf("answered: %v", answered), func(t *testing.T) {
+			r := newRig(t, testkit.Options{}, nil)
+			other := r.app.store.(joiner).Join()
+			p := r.bridge(t, topic)
+			p.produce(topic, "p", 1)
+			p.publish(1, 0, []byte("x"))
+			if !answered {
+				r.a.Handle(codec.TypeSend, testkit.Drop)
+				p.write(sendFrame(1, 1, []byte("y")))
+				awaitCluster(t, r.a, "the SEND", func() bool { return r.a.Count(codec.TypeSend) == 2 })
+			}
+			self := r.app.Info()
+			if err := r.stop(); err != nil {
+				t.Error(err)
+			}
+			members, err := other.Proxies(t.Context())
+			if err != nil || len(members) != 0 {
+				t.Errorf("on the roster: %+v, %v", members, err)
+			}
+			tombs, err := other.Tombstones(t.Context())
+			if err != nil || len(tombs) > 0 == answered {
+				t.Errorf("tombstones: %+v, %v", tombs, err)
+			}
+			if !answered && len(tombs) == 1 && (tombs[0].ID != self.ID || tombs[0].Incarnation != self.Incarnation) {
+				t.Errorf("the tombstone is of %s %s, want %s %s", tombs[0].ID, tombs[0].Incarnation, self.ID, self.Incarnation)
+			}
+		})
+	}
+}
+
+// rosterWatch is a store that holds back announcements, and notes whether the proxy leaves the roster while one is under way.
+type rosterWatch struct {
+	*store.Memory
+	hold     atomic.Bool
+	announce atomic.Int64 // announcements under way
+	begun    chan struct{}
+	overlaps atomic.Int64
+}
+
+func (s *rosterWatch) Register(ctx context.Context, p store.Proxy) error {
+	if s.hold.Load() {
+		s.announce.Add(1)
+		defer s.announce.Add(-1)
+		select {
+		case s.begun <- struct{}{}:
+		default:
+		}
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	return s.Memory.Register(ctx, p)
+}
+
+func (s *rosterWatch) Unregister(ctx context.Context, settled bool) error {
+	s.overlaps.Add(s.announce.Load())
+	return s.Memory.Unregister(ctx, settled)
+}
+
+// A proxy that leaves the roster does not announce itself afterwards: nobody would answer for it, and every switch would wait for it.
+func TestAProxyThatLeavesTheRosterDoesNotComeBack(t *testing.T) {
+	first := newRig(t, testkit.Options{}, nil)
+	st := &rosterWatch{Memory: store.NewMemory(), begun: make(chan struct{}, 1)}
+	r := first.beside(t, st, nil)
+	st.hold.Store(true)
+	r.route(t, "persistent://public/default/any", "b") // another map is served: the proxy announces it
+	<-st.begun
+	if err := r.stop(); err != nil {
+		t.Error(err)
+	}
+	if n := st.overlaps.Load(); n != 0 {
+		t.Error("the proxy has left the roster while it was announcing itself")
 	}
 }

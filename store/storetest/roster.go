@@ -26,7 +26,7 @@ func testRegister(t *testing.T, f *fixture) {
 	if err := s.Forget(context.Background(), "nobody"); !errors.Is(err, store.ErrNotFound) {
 		t.Errorf("forgetting nobody: %v, want ErrNotFound", err)
 	}
-	if err := s.Unregister(context.Background()); err != nil {
+	if err := s.Unregister(context.Background(), true); err != nil {
 		t.Errorf("Unregister without a registration: %v", err)
 	}
 	if err := s.Register(context.Background(), p); err != nil {
@@ -71,17 +71,31 @@ func testRegister(t *testing.T, f *fixture) {
 		}
 		q.Live = true
 		expect("it is back", q, p)
-		if err := third.Unregister(context.Background()); err != nil {
+		if err := third.Unregister(context.Background(), true); err != nil {
 			t.Fatal(err)
 		}
 	}
 	expect("one is left", p)
-	if err := s.Unregister(context.Background()); err != nil {
+	if err := s.Unregister(context.Background(), true); err != nil {
 		t.Fatal(err)
 	}
 	expect("unregistered")
 	if tombs, err := s.Tombstones(context.Background()); err != nil || (len(tombs) > 0) != !f.m.Single {
 		t.Errorf("a clean stop leaves no tombstone: %+v, %v", tombs, err)
+	}
+	// C4: of one that leaves with something unanswered it may still arrive.
+	if !f.m.Single {
+		unsettled := f.open()
+		if err := unsettled.Register(context.Background(), store.Proxy{ID: "p-2", Incarnation: "k"}); err != nil {
+			t.Fatal(err)
+		}
+		if err := unsettled.Unregister(context.Background(), false); err != nil {
+			t.Fatal(err)
+		}
+		if tombs, err := s.Tombstones(context.Background()); err != nil || len(tombs) != 2 || tombs[1].ID != "p-2" || tombs[1].Incarnation != "k" || time.Since(tombs[1].At) > time.Minute {
+			t.Errorf("Tombstones: %+v, %v; want one of p-2 too", tombs, err)
+		}
+		expect("unregistered, unsettled")
 	}
 	if err := s.Register(context.Background(), store.Proxy{ID: "a/b"}); err == nil {
 		t.Error("an id with '/' is taken")
