@@ -86,7 +86,7 @@ func (d *diskCopy) save(m servedMap, now time.Time) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.aside {
-		return nil
+		return errAside
 	}
 	return writeDurably(d.path, append(body, sum[:]...))
 }

@@ -248,6 +248,49 @@ func TestAnUnchangedMapIsNotWrittenAgain(t *testing.T) {
 	}
 }
 
+// movedEntry is one of a planned switch.
+func movedEntry(state route.State) route.Entry {
+	return route.Entry{Topic: "persistent://acme/orders/moved", Cluster: "a", State: state, SwitchID: "sw-1", Attempt: 1}
+}
+
+func tableOf(t *testing.T, entries ...route.Entry) *route.Table {
+	t.Helper()
+	table := route.Empty()
+	for _, e := range entries {
+		var err error
+		if table, err = table.WithEntry(e.Topic, &e); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return table
+}
+
+// P3: an entry that is acknowledged while the copy of a map from before is being written must outlive a crash.
+func TestAnEntryThatMovesWhileTheMapIsWrittenStaysOnTheDisk(t *testing.T) {
+	dir := t.TempDir()
+	c := newMovingCopy(dir)
+	e := movedEntry(route.StatePrepared)
+	known := c.all()
+	before := tableOf(t, route.Entry{Topic: e.Topic, Cluster: "a"})
+	if err := c.put(e); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.settle(before, known); err != nil {
+		t.Fatal(err)
+	}
+	table, err := newMovingCopy(dir).load(before)
+	if have, _ := table.Entry(e.Topic); err != nil || have != e {
+		t.Fatalf("after a crash the topic is %+v, %v", have, err)
+	}
+	// The copy of a later map, which has its end, lets it go.
+	if err := c.settle(tableOf(t, movedEntry(route.StateActive)), c.all()); err != nil {
+		t.Fatal(err)
+	}
+	if table, err = newMovingCopy(dir).load(before); err != nil || table != before {
+		t.Errorf("an entry whose switch has ended is still on the disk: %v", err)
+	}
+}
+
 // BenchmarkDiskCopy is what the copy of a map of 100,000 topics costs, with versions.
 func BenchmarkDiskCopy(b *testing.B) {
 	const topics = 100_000

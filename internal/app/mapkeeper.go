@@ -477,18 +477,23 @@ func (k *mapKeeper) saveChanges(ctx context.Context) {
 	defer ticker.Stop()
 	var next time.Time
 	save := func() {
+		known := k.copy.moving.all() // before the table is taken
 		m := k.served()
-		if !k.isSynced() || m.same(k.onDisk) {
+		if !k.isSynced() {
 			return
 		}
-		begin := time.Now()
-		defer func() { next = time.Now().Add(saveShare * time.Since(begin)) }()
-		if err := k.copy.save(m, time.Now()); err != nil {
-			k.log.Error("the last good map could not be written to the disk", "err", err)
-			return
+		if !m.same(k.onDisk) {
+			begin := time.Now()
+			defer func() { next = time.Now().Add(saveShare * time.Since(begin)) }()
+			if err := k.copy.save(m, time.Now()); errors.Is(err, errAside) {
+				return
+			} else if err != nil {
+				k.log.Error("the last good map could not be written to the disk", "err", err)
+				return
+			}
+			k.onDisk = m
 		}
-		k.onDisk = m
-		if err := k.copy.moving.settle(m.table); err != nil {
+		if err := k.copy.moving.settle(m.table, known); err != nil {
 			k.log.Error("the disk copy of moving topics could not be cleared", "err", err)
 		}
 	}

@@ -32,6 +32,7 @@ type movingTopic struct {
 	p       switching.Proxy
 	busy    bool            // its disk copy or its ack is being written
 	pending int             // evictions that the loops have not reported
+	telling int             // preparations that not every loop has carried out
 	fenced  session.Fenced  // of the last fence
 	evicted session.Evicted // of the last eviction
 }
@@ -153,7 +154,8 @@ func (v *mover) step(topic string) {
 			m.p.Told(duty.Entry)
 			v.tell(m, duty)
 		case switching.DoSave, switching.DoAck:
-			if !m.busy {
+			// A loop that goes by the lease only from now on must not be vouched for.
+			if !m.busy && m.telling == 0 {
 				m.busy = true
 				v.tasks.Go(func() { v.perform(m, duty) })
 			}
@@ -168,9 +170,13 @@ func (v *mover) tell(m *movingTopic, duty switching.Duty) {
 	switch duty.Do {
 	case switching.DoPrepare:
 		v.k.log.Info("a topic is prepared for its move", "topic", e.Topic, "switch", e.SwitchID, "attempt", e.Attempt, "cluster", e.Cluster)
-		for i := range v.k.loops.Loops() {
-			v.k.loops.Post(i, func(now time.Time, sh *session.Shard) { sh.Prepare(now, e.Topic) })
-		}
+		m.telling++
+		v.onLoops(func(now time.Time, sh *session.Shard, done func(session.Evicted)) {
+			sh.Prepare(now, e.Topic)
+			done(session.Evicted{})
+		}, func(session.Evicted) {
+			v.report(m, e.Topic, func() { m.telling-- })
+		})
 	case switching.DoFence:
 		v.fence(m, e)
 	case switching.DoRelease:

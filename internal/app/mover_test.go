@@ -1,14 +1,18 @@
 package app
 
 import (
+	"context"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"pointsman/codec"
 	"pointsman/core/route"
+	"pointsman/core/session"
 	"pointsman/core/switching"
 	"pointsman/internal/config"
 	"pointsman/internal/testkit"
@@ -289,4 +293,65 @@ func TestAProxyThatStartsInTheMiddleOfASwitchWaitsForTheStore(t *testing.T) {
 			h.ack(t, switching.StateEvicting)
 		})
 	}
+}
+
+// slowLoop is an event loop that does what it is asked to when the test says so.
+type slowLoop struct {
+	sh    *session.Shard
+	posts chan func(time.Time, *session.Shard)
+}
+
+func (slowLoop) Loops() int { return 1 }
+
+func (l slowLoop) Post(_ int, f func(time.Time, *session.Shard)) bool {
+	l.posts <- f
+	return true
+}
+
+func (l slowLoop) run() {
+	for {
+		select {
+		case f := <-l.posts:
+			f(time.Now(), l.sh)
+		default:
+			return
+		}
+	}
+}
+
+// P2, P3: who acknowledges prepared says that no loop publishes without a lease any more.
+func TestPreparedIsAcknowledgedAfterEveryLoopHasIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st := store.NewMemory()
+		loop := slowLoop{posts: make(chan func(time.Time, *session.Shard), 100)}
+		k := newMapKeeper(st, slog.New(slog.DiscardHandler), nil)
+		k.loops, k.self, k.def = loop, func() store.Proxy { return store.Proxy{ID: "p", Incarnation: "i"} }, "a"
+		loop.sh = session.NewShard(&session.Config{Table: k.table.Load, DefaultCluster: "a"}, 0, 1)
+		ctx, stop := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- k.run(ctx) }()
+		defer func() {
+			stop()
+			if err := <-ended; err != nil {
+				t.Error(err)
+			}
+		}()
+		rec := switching.Record{ID: "sw-1", Rev: 1, Attempt: 1, Topic: movedTopic, From: "a", To: "b", Mode: switching.ModePlanned, State: switching.StatePrepared}
+		prepared := route.Entry{Topic: movedTopic, Cluster: "a", State: route.StatePrepared, SwitchID: "sw-1", Attempt: 1}
+		synctest.Wait()
+		loop.run()
+		if err := st.Apply(t.Context(), store.Change{Entries: []store.EntryChange{{Topic: movedTopic, After: &prepared}}, Switch: &rec}); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Second) // of the bubble
+		synctest.Wait()
+		if acks, err := st.Acks(t.Context(), "sw-1"); err != nil || len(acks) != 0 {
+			t.Errorf("acknowledged before the loop knows of it: %+v, %v", acks, err)
+		}
+		loop.run()
+		synctest.Wait()
+		if acks, err := st.Acks(t.Context(), "sw-1"); err != nil || len(acks) != 1 || acks[0].Phase != switching.StatePrepared {
+			t.Errorf("acks: %+v, %v", acks, err)
+		}
+	})
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"sync"
@@ -99,18 +100,29 @@ func (c *movingCopy) put(e route.Entry) error {
 	return nil
 }
 
-// settle takes out what is over according to table, which is on the disk.
-func (c *movingCopy) settle(table *route.Table) error {
+// all is what is on the disk.
+func (c *movingCopy) all() map[string]route.Entry {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	return maps.Clone(c.entries)
+}
+
+// settle takes out what is over according to table, which is on the disk. known are those that were there before table was taken: an entry that
+// came later is not in it yet, and must not be forgotten.
+func (c *movingCopy) settle(table *route.Table, known map[string]route.Entry) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.aside {
+		return nil
+	}
 	over := 0
-	for topic := range c.entries {
-		if have, ok := table.Entry(topic); !ok || have.State == route.StateActive {
+	for topic, e := range known {
+		if have, ok := table.Entry(topic); c.entries[topic] == e && (!ok || have.State == route.StateActive) {
 			delete(c.entries, topic)
 			over++
 		}
 	}
-	if c.aside || over == 0 && !c.broken {
+	if over == 0 && !c.broken {
 		return nil
 	}
 	return c.write()
