@@ -79,6 +79,14 @@ func NewController(rec Record) Controller {
 // Over tells that nothing is left to do.
 func (c Controller) Over() bool { return c.stage == stageOver }
 
+// Deadline is until when work on the clusters may go on: the topic is fenced meanwhile, and is given back then. It is zero when nobody waits for it.
+func (c Controller) Deadline() time.Time {
+	if c.stage < stageFenced || c.stage > stageFlip {
+		return time.Time{}
+	}
+	return c.fencedBy
+}
+
 // Nudge makes the next look due: an ack, the roster or the record has changed.
 func (c *Controller) Nudge() { c.due = time.Time{} }
 

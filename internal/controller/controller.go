@@ -112,7 +112,7 @@ func (c *Controller) lead(ctx context.Context) {
 				continue
 			}
 			// A pause that was asked for before the switch began takes no place from others.
-			if len(running) >= maxDriven || rec.State == switching.StateRequested && rec.Wish == switching.WishPause {
+			if len(running) >= maxDriven || paused(rec) {
 				continue
 			}
 			d := newDriver(c, rec)
@@ -128,6 +128,11 @@ func (c *Controller) lead(ctx context.Context) {
 		mu.Unlock()
 		timer.Reset(lookEvery)
 	}
+}
+
+// paused tells whether a switch has not begun and is not to begin. It has no driver: it may stay so for days.
+func paused(rec switching.Record) bool {
+	return rec.State == switching.StateRequested && rec.Wish == switching.WishPause
 }
 
 // driver drives one attempt of one switch. Owned by its goroutine, but for the channel.
@@ -152,6 +157,7 @@ type assignment struct {
 }
 
 func newDriver(c *Controller, rec switching.Record) *driver {
+	rec.Receipt = cloneReceipt(rec.Receipt)
 	return &driver{
 		c: c, key: switching.Key{Switch: rec.ID, Attempt: rec.Attempt}, base: rec.Topic, rec: rec, looks: make(chan struct{}, 1),
 		log: c.cfg.Log.With("switch", rec.ID, "attempt", rec.Attempt, "topic", rec.Topic),
@@ -182,6 +188,9 @@ func (d *driver) drive(ctx context.Context) {
 			d.over(ctx)
 			return
 		case switching.WorkWait:
+			if paused(d.rec) {
+				return
+			}
 			changed := d.wait(ctx, step)
 			machine.Observe(time.Now(), step, switching.Report{})
 			if changed {
@@ -197,7 +206,7 @@ func (d *driver) drive(ctx context.Context) {
 			d.c.began(step)
 		}
 		began := time.Now()
-		r := d.do(ctx, step)
+		r := d.do(ctx, step, machine.Deadline())
 		r.Began = began
 		took := time.Since(began)
 		d.note(step, r, took)
@@ -232,7 +241,7 @@ func (d *driver) abortWanted(ctx context.Context) bool {
 // prepare does before the first write what would prolong the hold later: the clusters are asked which brokers have the topic, and the
 // subscriptions are carried once. What it finds is looked at again, within the fence.
 func (d *driver) prepare(ctx context.Context) {
-	if d.rec.State != switching.StateRequested {
+	if d.rec.State != switching.StateRequested || !d.begins(ctx) {
 		return // a fence may be waiting: a successor of its leader has no time
 	}
 	found, to := make(chan assignment, 1), d.rec.To
@@ -244,14 +253,39 @@ func (d *driver) prepare(ctx context.Context) {
 	warm, cancel := context.WithTimeout(ctx, warmTimeout)
 	defer cancel()
 	began := time.Now()
-	err := d.open(warm)
-	if err == nil {
-		err = d.topic.Warm(warm)
+	warmed := make(chan error, 1)
+	go func() {
+		err := d.open(warm)
+		if err == nil {
+			err = d.topic.Warm(warm)
+		}
+		warmed <- err
+	}()
+	for {
+		select {
+		case <-d.looks:
+			if d.abortWanted(ctx) {
+				cancel()
+			}
+			continue
+		case err := <-warmed:
+			if err != nil && ctx.Err() == nil {
+				d.log.Warn("the subscriptions could not be carried before the fence; it is tried again within", "err", err)
+			}
+			d.addStep("warm up", began, time.Since(began), errText(err))
+		}
+		return
 	}
-	if err != nil && ctx.Err() == nil {
-		d.log.Warn("the subscriptions could not be carried before the fence; it is tried again within", "err", err)
-	}
-	d.addStep("warm up", began, time.Since(began), errText(err))
+}
+
+// begins tells whether nothing of the switch has been done yet, as of now. The list that it was found in may be seconds old, and on a cluster that
+// clients use no cursor is touched (C8).
+func (d *driver) begins(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
+	defer cancel()
+	r := d.read(ctx)
+	return r.Answer == switching.OK && d.rec.Attempt == d.key.Attempt && d.rec.State == switching.StateRequested && d.rec.Wish == "" &&
+		r.Entry.Cluster == d.rec.From && r.Entry.State == route.StateActive
 }
 
 func (d *driver) open(ctx context.Context) error {
@@ -294,14 +328,18 @@ func (d *driver) over(ctx context.Context) {
 	}
 }
 
-// unpin takes the entry away that an aborted switch has made of a topic which rules decide. Somebody who has changed the topic meanwhile
-// is not disturbed; without it the topic stays where it is, by an entry of its own.
+// unpin takes the entry away that an aborted switch has made of a topic which rules decide, if they still say what they said: it must not move
+// the topic. Somebody who has changed the topic meanwhile is not disturbed; without it the topic stays where it is, by an entry of its own.
 func (d *driver) unpin(ctx context.Context) {
 	e, ok, err := d.c.cfg.Store.Entry(ctx, d.base)
 	if err == nil && ok && e.State == route.StateActive && switching.KeyOf(e) == d.key {
-		err = d.c.cfg.Store.Apply(ctx, store.Change{
-			Entries: []store.EntryChange{{Topic: d.base, Before: &e, After: d.floor}}, Who: d.rec.Who, Why: "switch " + d.key.Switch + " was aborted: the rules decide again",
-		})
+		var rules []store.RuleChange
+		if rules, err = d.guards(ctx, e); err == nil {
+			err = d.c.cfg.Store.Apply(ctx, store.Change{
+				Entries: []store.EntryChange{{Topic: d.base, Before: &e, After: d.floor}}, Rules: rules, Who: d.rec.Who,
+				Why: "switch " + d.key.Switch + " was aborted: the rules decide again",
+			})
+		}
 	}
 	if err != nil {
 		d.log.Warn("the entry of an aborted switch stays in the map (pointsman routes rm takes it away)", "err", err)

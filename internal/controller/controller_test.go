@@ -32,6 +32,7 @@ type world struct {
 
 // fakeTopic is both clusters. Each method fails as often as failures says.
 type fakeTopic struct {
+	hangs      string // the method that ends with its context
 	mu         sync.Mutex
 	failures   map[string]int
 	calls      map[string]int
@@ -39,10 +40,14 @@ type fakeTopic struct {
 	foreign    string
 }
 
-func (f *fakeTopic) call(name string) error {
+func (f *fakeTopic) call(ctx context.Context, name string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.calls[name]++
+	if name == f.hangs {
+		<-ctx.Done()
+		return ctx.Err()
+	}
 	if f.failures[name] != 0 {
 		f.failures[name]--
 		return errors.New("cluster a: " + name + ": no answer")
@@ -50,29 +55,31 @@ func (f *fakeTopic) call(name string) error {
 	return nil
 }
 
-func (f *fakeTopic) Warm(context.Context) error { return f.call("warm") }
-func (f *fakeTopic) Evict(context.Context) ([]switching.Publisher, error) {
-	return nil, f.call("evict")
+func (f *fakeTopic) Warm(ctx context.Context) error { return f.call(ctx, "warm") }
+func (f *fakeTopic) Evict(ctx context.Context) ([]switching.Publisher, error) {
+	return nil, f.call(ctx, "evict")
 }
-func (f *fakeTopic) Tail(context.Context) (string, []switching.Publisher, error) {
-	return base + "=7:41", f.publishers, f.call("tail")
+func (f *fakeTopic) Tail(ctx context.Context) (string, []switching.Publisher, error) {
+	return base + "=7:41", f.publishers, f.call(ctx, "tail")
 }
-func (f *fakeTopic) Replicated(_ context.Context, tail string) (string, error) {
-	if err := f.call("replicated"); err != nil {
+func (f *fakeTopic) Replicated(ctx context.Context, tail string) (string, error) {
+	if err := f.call(ctx, "replicated"); err != nil {
 		return "3 entries are not replicated yet", nil
 	}
 	return "", nil
 }
-func (f *fakeTopic) Carry(context.Context) ([]switching.Carried, error) {
+func (f *fakeTopic) Carry(ctx context.Context) ([]switching.Carried, error) {
 	time.Sleep(time.Millisecond) // of the bubble: a fence takes time
-	return []switching.Carried{{Topic: base, Subscription: "s", How: "source position", First: "9:42", Unacked: 3, Repeated: 1}}, f.call("carry")
+	return []switching.Carried{{Topic: base, Subscription: "s", How: "source position", First: "9:42", Unacked: 3, Repeated: 1}}, f.call(ctx, "carry")
 }
-func (f *fakeTopic) ReadBack(context.Context) (string, error) { return "", f.call("read back") }
-func (f *fakeTopic) Since(context.Context, string) (string, []switching.Publisher, error) {
-	return f.foreign, f.publishers, f.call("since")
+func (f *fakeTopic) ReadBack(ctx context.Context) (string, error) {
+	return "", f.call(ctx, "read back")
 }
-func (f *fakeTopic) Verify(context.Context, string) (Verified, error) {
-	return Verified{Tail: map[string]string{base: "7:41"}, First: map[string]string{base: "9:41"}, Text: "all there"}, f.call("verify")
+func (f *fakeTopic) Since(ctx context.Context, _ string) (string, []switching.Publisher, error) {
+	return f.foreign, f.publishers, f.call(ctx, "since")
+}
+func (f *fakeTopic) Verify(ctx context.Context, _ string) (Verified, error) {
+	return Verified{Tail: map[string]string{base: "7:41"}, First: map[string]string{base: "9:41"}, Text: "all there"}, f.call(ctx, "verify")
 }
 func (f *fakeTopic) Close() {}
 
@@ -487,4 +494,114 @@ type damaged struct{ *store.Memory }
 func (d damaged) Running(ctx context.Context) ([]switching.Record, error) {
 	records, err := d.Memory.Running(ctx)
 	return records, errors.Join(err, errors.New("switch sw-0: the stored value is damaged"))
+}
+
+// C8: a list of switches that is older than the end of one must not have its subscriptions moved: the new cluster is in use.
+func TestASwitchThatIsOverByNowTouchesNoCluster(t *testing.T) {
+	in(t, func(t *testing.T) {
+		w := newWorld(t, "p1")
+		listed := w.request("sw-1")
+		c := w.controller("p1", w.st)
+		if rec, _ := w.run(c, "sw-1"); rec.State != switching.StateDone {
+			t.Fatalf("%s: %s", rec.State, rec.Note)
+		}
+		clear(w.topic.calls)
+		newDriver(c, listed).drive(t.Context())
+		if len(w.topic.calls) != 0 {
+			t.Errorf("calls of the clusters after the end: %v", w.topic.calls)
+		}
+	})
+}
+
+// A store keeps the records that it is given: what a driver writes down goes into its own.
+func TestADriverWritesIntoItsOwnReceipt(t *testing.T) {
+	in(t, func(t *testing.T) {
+		w := newWorld(t, "p1")
+		rec := switching.Record{ID: "sw-1", Rev: 1, Receipt: &switching.Receipt{Steps: make([]switching.StepTime, 1, 8)}}
+		newDriver(w.controller("p1", w.st), rec).addStep("read", time.Now(), 0, "")
+		if len(rec.Receipt.Steps) != 1 {
+			t.Error("the step is in the record of the list")
+		}
+	})
+}
+
+// setRule has the namespace follow a rule to cluster b, once, when a step of that kind begins.
+func (w *world) setRuleAt(c *Controller, work switching.Work) {
+	done := false
+	c.began = func(step switching.Step) {
+		if step.Work != work || done {
+			return
+		}
+		done = true
+		rule := route.Rule{Scope: "acme/orders", Cluster: "b", Epoch: 1}
+		if err := w.st.Apply(w.t.Context(), store.Change{Rules: []store.RuleChange{{Scope: rule.Scope, After: &rule}}}); err != nil {
+			w.t.Errorf("rule: %v", err)
+		}
+	}
+}
+
+// A rule that changes before the topic is prepared makes the plan one of yesterday.
+func TestASwitchWhoseRuleHasChangedBeforeItBeganIsGivenUp(t *testing.T) {
+	in(t, func(t *testing.T) {
+		w := newWorld(t, "p1")
+		w.request("sw-1")
+		c := w.controller("p1", w.st)
+		w.setRuleAt(c, switching.WorkWrite)
+		rec, e := w.run(c, "sw-1")
+		if rec.State != switching.StateAborted || !contains(rec.Note, "plan the switch again") || e != (route.Entry{}) {
+			t.Errorf("%s (%s), entry %+v", rec.State, rec.Note, e)
+		}
+	})
+}
+
+// An abort gives the topic back to where it was, also when a rule that has come meanwhile would have it elsewhere: nobody has fenced it for that.
+func TestAnAbortDoesNotMoveTheTopicByARuleThatCameMeanwhile(t *testing.T) {
+	in(t, func(t *testing.T) {
+		w := newWorld(t, "p1")
+		w.topic.failures["replicated"] = -1
+		w.request("sw-1")
+		c := w.controller("p1", w.st)
+		w.setRuleAt(c, switching.WorkReplicated)
+		rec, e := w.run(c, "sw-1")
+		if want := (route.Entry{Topic: base, Cluster: "a", SwitchID: "sw-1", Attempt: 1}); rec.State != switching.StateAborted || e != want {
+			t.Errorf("%s (%s), entry %+v", rec.State, rec.Note, e)
+		}
+	})
+}
+
+// C1: a call that hangs keeps a topic fenced no longer than an answer that does not come true.
+func TestACallThatHangsKeepsNoTopicFencedForLonger(t *testing.T) {
+	for _, call := range []string{"tail", "replicated", "carry", "read back", "since"} {
+		t.Run(call, func(t *testing.T) {
+			in(t, func(t *testing.T) {
+				w := newWorld(t, "p1")
+				w.topic.hangs = call
+				w.request("sw-1")
+				rec, _ := w.run(w.controller("p1", w.st), "sw-1")
+				if limit := float64(switching.FenceLimit.Milliseconds()) + 1000; rec.State != switching.StateAborted || rec.Receipt.HoldMillis > limit {
+					t.Errorf("%s (%s) after %v ms of a fence", rec.State, rec.Note, rec.Receipt.HoldMillis)
+				}
+			})
+		})
+	}
+}
+
+// An operator need not wait for what is done before the fence.
+func TestASwitchIsGivenUpWhileItsSubscriptionsAreCarriedAhead(t *testing.T) {
+	in(t, func(t *testing.T) {
+		w := newWorld(t, "p1")
+		w.topic.hangs = "warm"
+		rec := w.request("sw-1")
+		go func() {
+			time.Sleep(3 * time.Second)
+			rec.Rev, rec.Wish = 2, switching.WishAbort
+			if err := w.st.PutSwitch(t.Context(), rec); err != nil {
+				t.Errorf("wish: %v", err)
+			}
+		}()
+		rec, _ = w.run(w.controller("p1", w.st), "sw-1")
+		if took := rec.Ended.Sub(rec.Started); rec.State != switching.StateAborted || took > 5*time.Second {
+			t.Errorf("%s (%s) after %v", rec.State, rec.Note, took)
+		}
+	})
 }

@@ -125,15 +125,26 @@ func (t *pulsarTopic) publishers(ctx context.Context) ([]switching.Publisher, er
 	return slices.CompactFunc(all, func(a, b switching.Publisher) bool { return a.Name == b.Name }), err
 }
 
+// grown tells that the topic has more partitions than when the switch was opened: nothing of the new ones would be drained or carried.
+func (t *pulsarTopic) grown(ctx context.Context) error {
+	n, err := t.from.Partitions(ctx, t.base)
+	if err == nil && n != t.partitions {
+		err = fmt.Errorf("%w: topic %s has %d partitions on cluster %s now and had %d when the switch began: ask for it again", ErrHopeless, t.base, n, t.from.Cluster(), t.partitions)
+	}
+	return err
+}
+
 // Tail reads the ends of the old cluster's logs, "topic=ledger:entry", one a line.
 func (t *pulsarTopic) Tail(ctx context.Context) (string, []switching.Publisher, error) {
 	lines := make([]string, len(t.names))
+	grown := make(chan error, 1)
+	go func() { grown <- t.grown(ctx) }()
 	err := t.each(func(i int) error {
 		log, err := t.from.Tail(ctx, t.names[i])
 		lines[i] = t.names[i] + "=" + log.Last.String()
 		return err
 	})
-	if err != nil {
+	if err := errors.Join(err, <-grown); err != nil {
 		return "", nil, err
 	}
 	publishers, err := t.publishers(ctx)
@@ -235,6 +246,8 @@ func (t *pulsarTopic) Since(ctx context.Context, tail string) (string, []switchi
 		return "", nil, err
 	}
 	found := make([]string, len(t.names))
+	grown := make(chan error, 1)
+	go func() { grown <- t.grown(ctx) }()
 	err = t.each(func(i int) error {
 		own, err := t.from.OwnSince(ctx, t.names[i], after[i])
 		if len(own) > 0 {
@@ -242,7 +255,7 @@ func (t *pulsarTopic) Since(ctx context.Context, tail string) (string, []switchi
 		}
 		return err
 	})
-	if err != nil {
+	if err := errors.Join(err, <-grown); err != nil {
 		return "", nil, err
 	}
 	publishers, err := t.publishers(ctx)

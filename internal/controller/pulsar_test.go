@@ -1,8 +1,15 @@
 package controller
 
 import (
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
 	"testing"
 
+	"pointsman/core/switching"
 	"pointsman/internal/pulsaradmin"
 )
 
@@ -23,5 +30,47 @@ func TestTheForecastRemembersWhatAnEvictionForgets(t *testing.T) {
 		if got := topic.inHand(1, plan); got != c.want {
 			t.Errorf("%s: %d entries in hand, want %d", name, got, c.want)
 		}
+	}
+}
+
+// C5 is about every partition: one that was added since the switch was opened would be neither drained nor carried, and what was acknowledged
+// there missing on the new cluster.
+func TestAPartitionThatWasAddedMeanwhileEndsTheSwitch(t *testing.T) {
+	var partitions atomic.Int64
+	partitions.Store(2)
+	cluster := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		answer := `{}`
+		switch {
+		case strings.HasSuffix(r.URL.Path, "/partitions"):
+			answer = fmt.Sprintf(`{"partitions":%d}`, partitions.Load())
+		case strings.HasSuffix(r.URL.Path, "/internalStats"):
+			answer = `{"lastConfirmedEntry":"7:-1"}`
+		}
+		_, _ = w.Write([]byte(answer))
+	}))
+	defer cluster.Close()
+	clients := map[string]*pulsaradmin.Client{}
+	for _, name := range []string{"a", "b"} {
+		clients[name] = pulsaradmin.New(pulsaradmin.Config{Cluster: name, WebURLs: []string{cluster.URL}})
+		defer clients[name].Close()
+	}
+	topic, err := OpenPulsar(clients)(t.Context(), switching.Record{ID: "sw-1", Topic: base, From: "a", To: "b"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer topic.Close()
+	tail, _, err := topic.Tail(t.Context())
+	if err != nil || strings.Count(tail, "=7:-1") != 2 {
+		t.Fatalf("tail %q, %v", tail, err)
+	}
+	if _, _, err := topic.Since(t.Context(), tail); err != nil {
+		t.Fatal(err)
+	}
+	partitions.Store(3)
+	if _, _, err := topic.Since(t.Context(), tail); !errors.Is(err, ErrHopeless) {
+		t.Errorf("since the tail: %v", err)
+	}
+	if _, _, err := topic.Tail(t.Context()); !errors.Is(err, ErrHopeless) || !strings.Contains(err.Error(), "3 partitions on cluster a now and had 2") {
+		t.Errorf("the tail: %v", err)
 	}
 }

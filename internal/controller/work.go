@@ -11,8 +11,8 @@ import (
 	"pointsman/store"
 )
 
-// do performs one step. It never repeats a write by itself.
-func (d *driver) do(ctx context.Context, step switching.Step) switching.Report {
+// do performs one step. It never repeats a write by itself. by, when not zero, is until when the clusters may take.
+func (d *driver) do(ctx context.Context, step switching.Step, by time.Time) switching.Report {
 	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
 	defer cancel()
 	switch step.Work {
@@ -24,6 +24,11 @@ func (d *driver) do(ctx context.Context, step switching.Step) switching.Report {
 		return d.record(ctx, step)
 	case switching.WorkSurvey:
 		return d.survey(ctx)
+	}
+	if !by.IsZero() {
+		// A call that hangs must not keep the topic fenced.
+		ctx, cancel = context.WithDeadline(ctx, by)
+		defer cancel()
 	}
 	if err := d.open(ctx); err != nil {
 		return notYet(err)
@@ -123,7 +128,7 @@ func (d *driver) write(ctx context.Context, step switching.Step) switching.Repor
 		// The rules decided so far: the write must fail when one of them has changed.
 		rules, err := d.guards(ctx, step.After)
 		if err != nil {
-			return notYet(err)
+			return written(err)
 		}
 		change.Rules = rules
 	}
@@ -145,9 +150,9 @@ func (d *driver) write(ctx context.Context, step switching.Step) switching.Repor
 	return r
 }
 
-// guards are the rules that decided the topic when it had no entry: those above it, absent ones too. The decision must still be the one
-// that the step was computed from.
-func (d *driver) guards(ctx context.Context, after route.Entry) ([]store.RuleChange, error) {
+// guards are the rules that decide the topic when it has no entry: those above it, absent ones too. They must send it where e does, or
+// the error matches store.ErrConflict.
+func (d *driver) guards(ctx context.Context, e route.Entry) ([]store.RuleChange, error) {
 	rules, err := d.c.cfg.Store.Rules(ctx)
 	if err != nil {
 		return nil, err
@@ -160,8 +165,8 @@ func (d *driver) guards(ctx context.Context, after route.Entry) ([]store.RuleCha
 	if err != nil {
 		return nil, err
 	}
-	if byRule := table.Decide(topic, d.c.cfg.DefaultCluster); byRule.Cluster != after.Cluster || byRule.Epoch > after.Epoch {
-		return nil, fmt.Errorf("the rules send the topic to cluster %s at epoch %d now", byRule.Cluster, byRule.Epoch)
+	if byRule := table.Decide(topic, d.c.cfg.DefaultCluster); byRule.Cluster != e.Cluster || byRule.Epoch > e.Epoch {
+		return nil, fmt.Errorf("the rules send the topic to cluster %s at epoch %d now: %w", byRule.Cluster, byRule.Epoch, store.ErrConflict)
 	}
 	var guards []store.RuleChange
 	for _, scope := range []string{topic.Namespace(), topic.Tenant(), ""} {

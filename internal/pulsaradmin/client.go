@@ -1,6 +1,6 @@
 // Package pulsaradmin is what a planned switch asks of a Pulsar cluster: facts for the preflight, the ends of its logs, whether
 // replication has come so far, eviction, and above all the carrying of subscriptions from one cluster to the other
-// (Carrier). internal/controller and the preflight call it. It speaks the admin REST API and, where that has no call
+// (Pair). internal/controller and the preflight call it. It speaks the admin REST API and, where that has no call
 // (acknowledging one message, reading many entries), the binary protocol as a minimal consumer.
 //
 // It must never move a cursor by anything but an absolute position that follows from acknowledged facts: no "end", no skip, no
