@@ -203,7 +203,9 @@ func TestALeaseIsOfOneSession(t *testing.T) {
 	l.connected(8, 9*time.Second)
 	expect("a server that grants less than asked for, and less than is safe", 0)
 	l.connected(8, granted)
-	expect("another one", 38*time.Second)
+	expect("another one, before it has answered", 0)
+	l.answered(8, 31*time.Second)
+	expect("and afterwards", 39*time.Second)
 	l.ended()
 	expect("the end of the session", 0)
 
