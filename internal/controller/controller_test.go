@@ -540,20 +540,6 @@ func (w *world) setRuleAt(c *Controller, work switching.Work) {
 	}
 }
 
-// A rule that changes before the topic is prepared makes the plan one of yesterday.
-func TestASwitchWhoseRuleHasChangedBeforeItBeganIsGivenUp(t *testing.T) {
-	in(t, func(t *testing.T) {
-		w := newWorld(t, "p1")
-		w.request("sw-1")
-		c := w.controller("p1", w.st)
-		w.setRuleAt(c, switching.WorkWrite)
-		rec, e := w.run(c, "sw-1")
-		if rec.State != switching.StateAborted || !contains(rec.Note, "plan the switch again") || e != (route.Entry{}) {
-			t.Errorf("%s (%s), entry %+v", rec.State, rec.Note, e)
-		}
-	})
-}
-
 // An abort gives the topic back to where it was, also when a rule that has come meanwhile would have it elsewhere: nobody has fenced it for that.
 func TestAnAbortDoesNotMoveTheTopicByARuleThatCameMeanwhile(t *testing.T) {
 	in(t, func(t *testing.T) {
