@@ -22,6 +22,7 @@ type mover struct {
 
 	mu     sync.Mutex
 	life   context.Context         // guarded by mu; nil before run
+	over   bool                    // guarded by mu: run is about to end, no task begins any more
 	topics map[string]*movingTopic // guarded by mu, with what is in it
 	leased bool                    // guarded by mu: the last look at the lease
 	tasks  sync.WaitGroup
@@ -72,6 +73,9 @@ func (v *mover) run(ctx context.Context) {
 		case <-ctx.Done():
 		}
 	}
+	v.mu.Lock()
+	v.over = true
+	v.mu.Unlock()
 	v.tasks.Wait()
 }
 
@@ -137,7 +141,7 @@ func (v *mover) entry(topic string) route.Entry {
 
 // step does what is owed for a topic; mu is held.
 func (v *mover) step(topic string) {
-	if v.life == nil || v.life.Err() != nil {
+	if v.life == nil || v.over {
 		return
 	}
 	m := v.topics[topic]
