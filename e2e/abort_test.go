@@ -102,7 +102,7 @@ func TestASwitchThatCannotDrainIsAborted(t *testing.T) {
 			proxies := pair(t)
 			namespace := replicatedNamespace(t, "slow-"+string(client))
 			topic := newTopic(namespace, "slow")
-			l := abortLoad(t, "aborted twice (replication stands still; operator), then done", client, topic)
+			l := abortLoad(t, "aborted twice (replication stands still; operator), then unloaded by hand, then done", client, topic)
 			st := openMap(t, proxies[0])
 			restore := slowReplication(t, namespace, topic)
 

@@ -21,6 +21,10 @@ func TestAnIdleConsumerMovesAtOnce(t *testing.T) {
 			awaitRoute(t, topic, "a")
 			consumer := startDriver(t, client, "consume", "--url", proxies[1].URL, "--topic", topic, "--type", "shared", "--count", "20", "--idle", "90000")
 			awaitReady(t, consumer, 1)
+			must(t, WaitUntil(limited(t, 20*time.Second), "replication to create the topic on cluster b", func() (bool, error) {
+				names, err := rig.B.TopicsOf(t.Context(), topic)
+				return len(names) == 1, err
+			}))
 			row := Row{Mode: "planned", Scenario: "idle consumer", Client: string(client), Subscription: "shared, individual acks, 1 consumer(s)"}
 			var acks []Event
 			for i, to := range []*Cluster{rig.B, rig.A} {
