@@ -51,6 +51,14 @@ func plannedRate() int {
 	return liveRate
 }
 
+// byHand is n, or the number in E2E_SWITCHES, which is for runs by hand.
+func byHand(n int) int {
+	if more, err := strconv.Atoi(os.Getenv("E2E_SWITCHES")); err == nil {
+		return more
+	}
+	return n
+}
+
 // SW-01, SW-02, SW-03, SW-14: one producer, every kind of subscription and a reader, producer and consumers through different proxies, ledger ids on cluster a
 // far above those of b; there and back under load. The application sees no error, nothing is lost, nothing comes twice, the order of each key is kept.
 func TestPlannedSwitchWithEverySubscription(t *testing.T) {
@@ -128,7 +136,7 @@ func TestPlannedSwitch(t *testing.T) {
 			}
 			live := startLive(t, client, proxies[0].URL, plannedRate(), topic, sameOwner(t, rig.A, topic, neighbourA, proxies[0]), sameOwner(t, rig.B, topic, neighbourB, proxies[0]))
 			var holds []float64
-			gaps := live.moves(t, often(4, 10), func(round int) {
+			gaps := live.moves(t, byHand(often(4, 10)), func(round int) {
 				to := []*Cluster{rig.A, rig.B}[round%2]
 				rec := plannedDone(t, proxies[round%2], topic, to)
 				holds = append(holds, rec.Receipt.HoldMillis)
