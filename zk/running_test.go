@@ -116,6 +116,9 @@ func testOlderTree(t *testing.T, server *zktest.Server) {
 	if have := nodes(t, s); have != "one" {
 		t.Errorf("index: %q", have)
 	}
+	if n, err := s.get(within(t, 10*time.Second), s.root+"/running"); err != nil || string(n.data) != runningWhole {
+		t.Errorf("the index says %q, %v", n.data, err)
+	}
 	// It was made once: who comes later does not list all switches.
 	older(t, old)
 	if err := s.ensure(within(t, 10*time.Second), s.root+"/running", []byte(runningWhole), s.acl); err != nil {
@@ -199,7 +202,7 @@ func testStepLeavesIndex(t *testing.T, server *zktest.Server) {
 	if err := w.look(within(t, 10*time.Second)); err != nil {
 		t.Fatal(err)
 	}
-	if ops, err := w.ops(); err != nil || len(ops) != 1 {
-		t.Errorf("%d operations, %v; want the one on the record", len(ops), err)
+	if ops, err := w.ops(); err != nil || len(ops) != 1 || w.found.inRunning {
+		t.Errorf("%d operations, %v, and the node was read: %v; want the one on the record", len(ops), err, w.found.inRunning)
 	}
 }

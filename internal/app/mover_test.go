@@ -31,11 +31,32 @@ type hand struct {
 
 func newHand(t *testing.T, r *rig, id string) *hand {
 	h := &hand{rig: r, st: r.app.store, rec: switching.Record{ID: id, Attempt: 1, Topic: movedTopic, From: "a", To: "b", Mode: switching.ModePlanned, State: switching.StateRequested, Epoch: 1}}
+	lead(t, h.st.(*store.Memory))
 	h.rec.Rev++
 	if err := h.st.PutSwitch(t.Context(), h.rec); err != nil {
 		t.Fatal(err)
 	}
 	return h
+}
+
+// lead keeps the proxies of a store from driving the switch that a test writes by hand.
+func lead(t *testing.T, st *store.Memory) {
+	t.Helper()
+	leads, ended := make(chan struct{}), make(chan error, 1)
+	st.SetFaults(store.Faults{Err: store.ErrUnavailable, Only: []string{"Lead"}})
+	go func() {
+		ended <- st.Join().Lead(t.Context(), "hand", func(ctx context.Context) {
+			close(leads)
+			<-ctx.Done()
+		})
+	}()
+	t.Cleanup(func() {
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	<-leads
+	st.SetFaults(store.Faults{})
 }
 
 // again asks for the next attempt.

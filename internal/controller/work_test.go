@@ -2,6 +2,7 @@ package controller
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -314,5 +315,17 @@ func TestAFreshTombstoneHasTheOldClusterUnloadTheTopic(t *testing.T) {
 				t.Errorf("forgotten %v ago: %s, evicted %v, note %q", age, rec.State, rec.Receipt.Evicted, rec.Note)
 			}
 		})
+	}
+}
+
+// C6: nothing is assumed of a write whose answer was lost, and only a write that surely never comes is sent again as it is.
+func TestWhatBecameOfAWriteIsNotGuessed(t *testing.T) {
+	for want, err := range map[switching.Answer]error{
+		switching.OK: nil, switching.Conflict: &store.ConflictError{Name: base}, switching.Unknown: fmt.Errorf("%w: %w", store.ErrUnavailable, store.ErrUnknown),
+		switching.Never: store.ErrTooLarge, switching.NotYet: store.ErrUnavailable,
+	} {
+		if r := written(err); r.Answer != want || (r.Why == "") != (err == nil) {
+			t.Errorf("%v is taken for %v (%q), want %v", err, r.Answer, r.Why, want)
+		}
 	}
 }
