@@ -403,12 +403,7 @@ func (k *mapKeeper) reviewAll(ctx context.Context, switches []switching.Key, ass
 
 // onLoops runs an eviction on every loop; when all have ended it acknowledges the switches.
 func (k *mapKeeper) onLoops(ctx context.Context, switches []switching.Key, name string, start func(time.Time, *session.Shard, func(session.Evicted))) {
-	g := &gathering{left: k.loops.Loops()}
-	finish := func(e session.Evicted) {
-		total, last := g.add(e)
-		if !last {
-			return
-		}
+	gatherEvicted(k.loops, start, func(total session.Evicted) {
 		if total.Producers+total.Consumers > 0 {
 			k.log.Info("clients were told that their topic moved", "topic", name, "switch", switchIDs(switches),
 				"producers", total.Producers, "consumers", total.Consumers, "unresolved", total.Unresolved)
@@ -417,12 +412,7 @@ func (k *mapKeeper) onLoops(ctx context.Context, switches []switching.Key, name 
 			// This runs on an event loop: the ack is written elsewhere.
 			go k.acknowledge(ctx, key, total)
 		}
-	}
-	for i := range k.loops.Loops() {
-		if !k.loops.Post(i, func(now time.Time, sh *session.Shard) { start(now, sh, finish) }) {
-			finish(session.Evicted{})
-		}
-	}
+	})
 }
 
 func switchIDs(switches []switching.Key) string {
@@ -433,19 +423,35 @@ func switchIDs(switches []switching.Key) string {
 	return strings.Join(ids, ",")
 }
 
-// gathering sums what the loops report.
-type gathering struct {
-	mu    sync.Mutex // guards all
-	left  int
-	total session.Evicted
+// gather runs start on every loop and hands all the sum of what they report, beginning with zero, once the last one has. A loop that has ended counts
+// as ended says. all runs on an event loop, or on a goroutine of its own.
+func gather[T interface{ Add(T) T }](loops poster, zero T, ended func(loop int) T, start func(time.Time, *session.Shard, func(T)), all func(T)) {
+	var mu sync.Mutex // guards left and total
+	left, total := loops.Loops(), zero
+	finish := func(part T) {
+		mu.Lock()
+		left--
+		total = total.Add(part)
+		sum, last := total, left == 0
+		mu.Unlock()
+		if last {
+			all(sum)
+		}
+	}
+	if left == 0 {
+		go all(zero)
+		return
+	}
+	for i := range loops.Loops() {
+		if !loops.Post(i, func(now time.Time, sh *session.Shard) { start(now, sh, finish) }) {
+			go finish(ended(i))
+		}
+	}
 }
 
-func (g *gathering) add(e session.Evicted) (total session.Evicted, last bool) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.left--
-	g.total = g.total.Add(e)
-	return g.total, g.left == 0
+// gatherEvicted is gather for what has nothing to tell of a loop that has ended.
+func gatherEvicted(loops poster, start func(time.Time, *session.Shard, func(session.Evicted)), all func(session.Evicted)) {
+	gather(loops, session.Evicted{}, func(int) session.Evicted { return session.Evicted{} }, start, all)
 }
 
 func (k *mapKeeper) acknowledge(ctx context.Context, by switching.Key, e session.Evicted) {

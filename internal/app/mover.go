@@ -175,7 +175,7 @@ func (v *mover) tell(m *movingTopic, duty switching.Duty) {
 	case switching.DoPrepare:
 		v.k.log.Info("a topic is prepared for its move", "topic", e.Topic, "switch", e.SwitchID, "attempt", e.Attempt, "cluster", e.Cluster)
 		m.telling++
-		v.onLoops(func(now time.Time, sh *session.Shard, done func(session.Evicted)) {
+		gatherEvicted(v.k.loops, func(now time.Time, sh *session.Shard, done func(session.Evicted)) {
 			sh.Prepare(now, e.Topic)
 			done(session.Evicted{})
 		}, func(session.Evicted) {
@@ -185,7 +185,7 @@ func (v *mover) tell(m *movingTopic, duty switching.Duty) {
 		v.fence(m, e)
 	case switching.DoRelease:
 		v.k.log.Info("a topic is active again where it was", "topic", e.Topic, "switch", e.SwitchID, "attempt", e.Attempt, "cluster", e.Cluster)
-		v.onLoops(func(now time.Time, sh *session.Shard, done func(session.Evicted)) {
+		gatherEvicted(v.k.loops, func(now time.Time, sh *session.Shard, done func(session.Evicted)) {
 			sh.Unfence(now, e.Topic, session.Assigned{}, done)
 		}, func(session.Evicted) {})
 	case switching.DoEvict:
@@ -196,7 +196,7 @@ func (v *mover) tell(m *movingTopic, duty switching.Duty) {
 			if e.SwitchID != "" {
 				assigned = v.k.assigned(v.life, e.SwitchID)
 			}
-			v.onLoops(func(now time.Time, sh *session.Shard, done func(session.Evicted)) {
+			gatherEvicted(v.k.loops, func(now time.Time, sh *session.Shard, done func(session.Evicted)) {
 				sh.Evict(now, e.Topic, assigned, done)
 			}, func(total session.Evicted) {
 				v.k.log.Info("clients were told that their topic moved", "topic", e.Topic, "switch", e.SwitchID, "cluster", e.Cluster,
@@ -214,28 +214,17 @@ func (v *mover) tell(m *movingTopic, duty switching.Duty) {
 // fence has every loop fence the topic; when all that was forwarded is answered, the proxy learns of it.
 func (v *mover) fence(m *movingTopic, e route.Entry) {
 	v.k.log.Info("a topic is fenced for its move", "topic", e.Topic, "switch", e.SwitchID, "attempt", e.Attempt, "cluster", e.Cluster)
-	g := &fencing{left: v.k.loops.Loops(), total: session.Fenced{Clean: true}}
 	key := switching.KeyOf(e)
-	finish := func(f session.Fenced) {
-		total, last := g.add(f)
-		if !last {
-			return
-		}
+	gather(v.k.loops, session.Fenced{Clean: true}, func(loop int) session.Fenced {
+		return session.Fenced{Why: fmt.Sprintf("event loop %d has ended", loop)}
+	}, func(now time.Time, sh *session.Shard, done func(session.Fenced)) {
+		sh.Fence(now, e.Topic, key, done)
+	}, func(total session.Fenced) {
 		v.report(m, e.Topic, func() {
 			m.fenced = total
 			m.p.Drained(key, total.Clean, total.Why)
 		})
-	}
-	if g.left == 0 {
-		g.left = 1
-		go finish(session.Fenced{Clean: true})
-		return
-	}
-	for i := range v.k.loops.Loops() {
-		if !v.k.loops.Post(i, func(now time.Time, sh *session.Shard) { sh.Fence(now, e.Topic, key, finish) }) {
-			go finish(session.Fenced{Why: fmt.Sprintf("event loop %d has ended", i)})
-		}
-	}
+	})
 }
 
 // report hands a proxy what the loops have done. It comes from an event loop, which must not wait for mu as long as a disk takes: nobody
@@ -246,26 +235,6 @@ func (v *mover) report(m *movingTopic, topic string, note func()) {
 	note()
 	if v.topics[topic] == m {
 		v.step(topic)
-	}
-}
-
-// onLoops runs f on every loop and gathers.
-func (v *mover) onLoops(f func(time.Time, *session.Shard, func(session.Evicted)), all func(session.Evicted)) {
-	g := &gathering{left: v.k.loops.Loops()}
-	finish := func(e session.Evicted) {
-		if total, last := g.add(e); last {
-			all(total)
-		}
-	}
-	if g.left == 0 {
-		g.left = 1
-		go finish(session.Evicted{})
-		return
-	}
-	for i := range v.k.loops.Loops() {
-		if !v.k.loops.Post(i, func(now time.Time, sh *session.Shard) { f(now, sh, finish) }) {
-			go finish(session.Evicted{})
-		}
 	}
 }
 
@@ -338,21 +307,6 @@ func (v *mover) held() []string {
 		}
 	}
 	return topics
-}
-
-// fencing sums what the loops report of a fence.
-type fencing struct {
-	mu    sync.Mutex // guards all
-	left  int
-	total session.Fenced
-}
-
-func (g *fencing) add(f session.Fenced) (total session.Fenced, last bool) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.left--
-	g.total = g.total.Add(f)
-	return g.total, g.left == 0
 }
 
 // heldText names a few topics that wait for the store.
