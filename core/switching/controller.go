@@ -191,6 +191,9 @@ func (c *Controller) Observe(now time.Time, step Step, r Report) {
 		}
 		return
 	}
+	if r.Late && c.waiting != "" {
+		return // the next step goes back, and says why
+	}
 	c.due, c.waiting = time.Time{}, ""
 	switch {
 	case r.Answer == NotYet && step.Work.onStore():

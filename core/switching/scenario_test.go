@@ -134,6 +134,8 @@ func (s *scenario) answer(answer Answer, done bool, args []string) {
 		switch key {
 		case "why":
 			r.Why = value
+		case "late":
+			r.Late = true
 		case "tail":
 			r.Tail = value
 		case "publishers":

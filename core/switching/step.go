@@ -100,6 +100,7 @@ func (a Answer) String() string {
 type Report struct {
 	Answer Answer
 	Why    string    // for an operator, of NotYet and Never: what is wrong, and where
+	Late   bool      // of NotYet: the deadline cut the work off; what was waited for before it says more than Why
 	Began  time.Time // when the driver began the step
 	// Entry is what the map says of the topic; Absent tells that it has no entry of its own and rules decided.
 	Entry  route.Entry

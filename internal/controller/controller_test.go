@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -44,7 +45,7 @@ func (f *fakeTopic) call(ctx context.Context, name string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.calls[name]++
-	if name == f.hangs {
+	if name == f.hangs && f.failures[name] == 0 {
 		<-ctx.Done()
 		return ctx.Err()
 	}
@@ -396,6 +397,19 @@ func TestAPausedSwitchBeginsWhenItIsResumed(t *testing.T) {
 		rec, _ = w.run(c, "sw-1")
 		if rec.State != switching.StateDone || time.Since(rec.Started) < time.Minute {
 			t.Errorf("%s after %v: %s", rec.State, time.Since(rec.Started), rec.Note)
+		}
+	})
+}
+
+// A last look that the end of the fence cuts off does not hide what the earlier ones have found (SW-08).
+func TestTheReasonOfAnAbortIsWhatWasFoundAndNotThatTheLastLookWasCutOff(t *testing.T) {
+	in(t, func(t *testing.T) {
+		w := newWorld(t, "p1")
+		w.topic.failures["replicated"], w.topic.hangs = 5, "replicated"
+		w.request("sw-1")
+		rec, _ := w.run(w.controller("p1", w.st), "sw-1")
+		if rec.State != switching.StateAborted || !strings.Contains(rec.Note, "3 entries are not replicated yet") || strings.Contains(rec.Note, "deadline exceeded") {
+			t.Errorf("%s: %s", rec.State, rec.Note)
 		}
 	})
 }

@@ -302,7 +302,7 @@ func (d *driver) onClusters(ctx context.Context, step switching.Step) (r switchi
 	case errors.Is(err, ErrHopeless):
 		r.Answer, r.Why = switching.Never, err.Error()
 	case err != nil:
-		r.Answer, r.Why = switching.NotYet, err.Error()
+		r.Answer, r.Why, r.Late = switching.NotYet, err.Error(), errors.Is(ctx.Err(), context.DeadlineExceeded)
 	case r.Why != "":
 		r.Answer = switching.NotYet
 	}
