@@ -64,7 +64,9 @@ func (f *fakeTopic) Tail(ctx context.Context) (string, []switching.Publisher, er
 	return base + "=7:41", f.publishers, f.call(ctx, "tail")
 }
 func (f *fakeTopic) Replicated(ctx context.Context, tail string) (string, error) {
-	if err := f.call(ctx, "replicated"); err != nil {
+	if err := f.call(ctx, "replicated"); ctx.Err() != nil {
+		return "", err
+	} else if err != nil {
 		return "3 entries are not replicated yet", nil
 	}
 	return "", nil
