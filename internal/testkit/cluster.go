@@ -85,8 +85,8 @@ type Cluster struct {
 	control    ring // everything else
 	logged     int  // commands ever seen
 	counts     map[codec.Type]int
-	signals    []chan struct{} // of replications out of here
-	changed    chan struct{}   // closed at the next change; nil when nobody waits
+	ways       []*direction  // replications out of here
+	changed    chan struct{} // closed at the next change; nil when nobody waits
 }
 
 // NewCluster starts a cluster. It panics when the loopback interface cannot be listened on, because no test can go on
@@ -218,12 +218,11 @@ func (c *Cluster) notify() {
 	}
 }
 
-// signalReplication wakes the replications out of here. Callers hold mu.
-func (c *Cluster) signalReplication() {
-	for _, s := range c.signals {
-		select {
-		case s <- struct{}{}:
-		default:
+// signalAcks wakes the replications out of here that copy acknowledgements. Callers hold mu.
+func (c *Cluster) signalAcks() {
+	for _, d := range c.ways {
+		if d.opts.Subscriptions {
+			d.wake()
 		}
 	}
 }

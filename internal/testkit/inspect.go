@@ -204,11 +204,7 @@ func (c *Cluster) Topic(name string) (info TopicInfo, ok bool) {
 		for _, o := range s.consumers {
 			si.Consumers = append(si.Consumers, o.name)
 		}
-		for pos := max(s.mark+1, t.first); pos < t.end(); pos++ {
-			if !s.isAcked(pos) {
-				si.Backlog++
-			}
-		}
+		si.Backlog = s.backlog()
 		info.Subscriptions[name] = si
 	}
 	return info, true

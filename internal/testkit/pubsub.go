@@ -268,6 +268,9 @@ func (t *topic) seekTo(id *pulsarpb.MessageIdData) int64 {
 	case math.MaxInt64: // latest
 		return t.end()
 	}
+	if id.GetEntryId() == math.MaxUint64 { // −1: before the first of the ledger
+		return t.find(id.GetLedgerId(), 0)
+	}
 	return t.find(id.GetLedgerId(), id.GetEntryId())
 }
 
@@ -474,5 +477,23 @@ func (c *Cluster) Publish(name, producerName string, sequence uint64, payload []
 	defer c.mu.Unlock()
 	t := c.topic(canonical(name))
 	t.append(&entry{raw: raw, meta: m, peer: -1})
+	c.notify()
+}
+
+// Acknowledge marks entries of a topic as done for a subscription, which begins at the first one when it does not exist: those whose number, counted from the
+// oldest that is there, done agrees to.
+func (c *Cluster) Acknowledge(name, subscription string, done func(n int) bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	t := c.topic(canonical(name))
+	s := t.subs[subscription]
+	if s == nil {
+		s = newSubscription(t, subscription, Shared, true, t.first)
+	}
+	for pos := t.first; pos < t.end(); pos++ {
+		if done(int(pos - t.first)) {
+			s.ack(pos)
+		}
+	}
 	c.notify()
 }

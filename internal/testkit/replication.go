@@ -2,6 +2,8 @@ package testkit
 
 import (
 	"context"
+	"fmt"
+	"slices"
 	"sync"
 	"time"
 )
@@ -26,6 +28,7 @@ type direction struct {
 	src, dst *Cluster
 	opts     ReplicationOptions
 	signal   chan struct{}
+	behind   map[*topic]bool             // of src, and guarded by its mu: they may have something to copy
 	acked    map[string]map[string]int64 // by topic and subscription: positions below it were looked at
 }
 
@@ -34,10 +37,13 @@ func Replicate(a, b *Cluster, opts ReplicationOptions) *Replication {
 	ctx, cancel := context.WithCancel(context.Background())
 	r := &Replication{cancel: cancel}
 	for i, d := range []*direction{{src: a, dst: b}, {src: b, dst: a}} {
-		d.opts, d.signal, d.acked = opts, make(chan struct{}, 1), map[string]map[string]int64{}
+		d.opts, d.signal, d.behind, d.acked = opts, make(chan struct{}, 1), map[*topic]bool{}, map[string]map[string]int64{}
 		r.ways[i] = d
 		d.src.mu.Lock()
-		d.src.signals = append(d.src.signals, d.signal)
+		d.src.ways = append(d.src.ways, d)
+		for _, t := range d.src.topics {
+			d.behind[t] = true
+		}
 		d.src.mu.Unlock()
 		r.wg.Go(func() { d.run(ctx) })
 	}
@@ -50,16 +56,19 @@ func (r *Replication) Close() {
 	r.wg.Wait()
 	for _, d := range r.ways {
 		d.src.mu.Lock()
-		for i, s := range d.src.signals {
-			if s == d.signal {
-				d.src.signals = append(d.src.signals[:i:i], d.src.signals[i+1:]...)
-				break
-			}
-		}
+		d.src.ways = slices.DeleteFunc(d.src.ways, func(o *direction) bool { return o == d })
 		for _, t := range d.src.topics {
 			delete(t.cursors, d)
 		}
 		d.src.mu.Unlock()
+	}
+}
+
+// wake has it look for what is to be copied.
+func (d *direction) wake() {
+	select {
+	case d.signal <- struct{}{}:
+	default:
 	}
 }
 
@@ -117,9 +126,9 @@ func (d *direction) copyDue(now time.Time) (next time.Time, ok bool) {
 		}
 	}
 	d.src.mu.Lock()
-	for _, name := range sortedKeys(d.src.topics) {
-		t := d.src.topics[name]
+	for t := range d.behind {
 		if !d.covers(t) {
+			delete(d.behind, t)
 			continue
 		}
 		w := &due{topic: t, upTo: max(t.cursors[d], t.first)}
@@ -154,6 +163,9 @@ func (d *direction) copyDue(now time.Time) (next time.Time, ok bool) {
 			w.entries[i].peer = pos
 		}
 		w.topic.cursors[d] = w.upTo
+		if w.upTo == w.topic.end() {
+			delete(d.behind, w.topic)
+		}
 	}
 	d.src.notify()
 	return next, ok
@@ -162,7 +174,8 @@ func (d *direction) copyDue(now time.Time) (next time.Time, ok bool) {
 // store appends the copies to t as long as it has room. Callers hold dst.mu.
 func (d *direction) store(t *topic, w *due) (all bool) {
 	for i, e := range w.entries {
-		raw := withReplicatedFrom(e.raw, e.meta, d.src.name)
+		source := fmt.Sprintf("%d:%d", e.ledger, e.entry)
+		raw := withReplicatedFrom(e.raw, e.meta, d.src.name, source)
 		meta, err := parseMetadata(raw)
 		if err != nil {
 			panic("testkit: a stored message cannot be copied: " + err.Error())
@@ -172,7 +185,7 @@ func (d *direction) store(t *topic, w *due) (all bool) {
 			return false
 		}
 		w.copies = append(w.copies, t.end())
-		t.append(&entry{raw: raw, meta: meta, from: d.src.name, peer: w.from[i]})
+		t.append(&entry{raw: raw, meta: meta, from: d.src.name, source: source, peer: w.from[i]})
 	}
 	return true
 }

@@ -77,6 +77,7 @@ func TestAnAcknowledgementWaitsForItsCopy(t *testing.T) {
 	a.Publish(topicT, "p", 0, nil)
 	b.CreateTopic(topicT, 0)
 	a.mu.Lock()
+	d.behind = map[*topic]bool{a.topics[topicT]: true}
 	newSubscription(a.topics[topicT], "s", Shared, true, 0).ack(0)
 	a.mu.Unlock()
 	d.copyAcks() // nothing was copied yet

@@ -222,7 +222,7 @@ func (s *subscription) ack(pos int64) {
 		s.mark++
 		delete(s.acked, s.mark)
 	}
-	s.topic.cluster.signalReplication()
+	s.topic.cluster.signalAcks()
 }
 
 // ackPart marks the messages of a batch as done whose bits are not in left.
@@ -264,7 +264,7 @@ func (s *subscription) ackTo(pos int64) {
 			s.forgetPending(p)
 		}
 	}
-	s.topic.cluster.signalReplication()
+	s.topic.cluster.signalAcks()
 }
 
 func (s *subscription) forgetPending(pos int64) {

@@ -43,6 +43,7 @@ type entry struct {
 	raw           []byte // as it came after the command: checksum, metadata, payload
 	meta          metadata
 	from          string // the cluster that it was replicated from; "" = published here
+	source        string // "ledger:entry" there
 	peer          int64  // position of its copy or original in the other cluster; -1 = none
 }
 
@@ -128,7 +129,10 @@ func (t *topic) append(e *entry) {
 	for _, s := range t.subs {
 		s.dispatch()
 	}
-	t.cluster.signalReplication()
+	for _, d := range t.cluster.ways {
+		d.behind[t] = true
+		d.wake()
+	}
 }
 
 // roll starts a new ledger, as a broker does when one is full or the topic is loaded anew.
@@ -195,9 +199,14 @@ func parseMetadata(raw []byte) (metadata, error) {
 	return m, nil
 }
 
-// withReplicatedFrom is raw with the field added that tells from which cluster a message was copied.
-func withReplicatedFrom(raw []byte, m metadata, cluster string) []byte {
+// withReplicatedFrom is raw with the fields added that tell from which cluster a message was copied, and from where there.
+func withReplicatedFrom(raw []byte, m metadata, cluster, source string) []byte {
 	field := protowire.AppendString(protowire.AppendTag(nil, 5, protowire.BytesType), cluster)
+	property, err := proto.Marshal(sourceOf(source))
+	if err != nil {
+		panic("testkit: a property of two strings cannot be encoded: " + err.Error())
+	}
+	field = protowire.AppendBytes(protowire.AppendTag(field, 4, protowire.BytesType), property)
 	dst := make([]byte, 0, len(raw)+len(field)+checksumLen)
 	dst = append(dst, 0x0e, 0x01, 0, 0, 0, 0)
 	dst = binary.BigEndian.AppendUint32(dst, uint32(m.body-m.metaAt+len(field)))
