@@ -238,10 +238,8 @@ func (c *Controller) Observe(now time.Time, step Step, r Report) {
 		}
 	case WorkEvict:
 		c.evicted, c.claims, c.stage = true, "", stageTail
-		c.judgePublishers(r.Publishers)
 	case WorkTail:
 		c.tail, c.stage = r.Tail, stageReplicated
-		c.judgePublishers(r.Publishers)
 	case WorkReplicated:
 		c.stage = stageCarry
 	case WorkCarry:
@@ -249,12 +247,11 @@ func (c *Controller) Observe(now time.Time, step Step, r Report) {
 	case WorkReadBack:
 		c.stage = stageTailAgain
 	case WorkTailAgain:
-		c.stage = stageFlip
 		if r.Foreign != "" {
 			c.abort = fmt.Sprintf("somebody writes to cluster %s past the proxies: %s; send it through a proxy, then switch again", c.from, r.Foreign)
 			return
 		}
-		c.judgePublishers(r.Publishers)
+		c.judgePublishers(now, r.Publishers)
 	case WorkVerify:
 		c.addNote(r.Why)
 		c.stage = stageEnd
@@ -447,8 +444,9 @@ func (c *Controller) judgeEvicted(now time.Time, s Survey) {
 	}
 }
 
-// judgePublishers aborts when somebody publishes on the old cluster who is no client of a proxy.
-func (c *Controller) judgePublishers(all []Publisher) {
+// judgePublishers lets nobody flip while somebody could publish on the old cluster who is no client of a proxy. A client that was just closing
+// when the topic was fenced is on no proxy any more and at the broker for a moment still: so it is looked again, until the fence's deadline.
+func (c *Controller) judgePublishers(now time.Time, all []Publisher) {
 	claimed := strings.Split(c.claims, "\n")
 	var strangers []string
 	for _, p := range all {
@@ -458,10 +456,11 @@ func (c *Controller) judgePublishers(all []Publisher) {
 	}
 	switch {
 	case len(strangers) == 0:
+		c.stage = stageFlip
 	case c.evicted:
-		c.abort = fmt.Sprintf("cluster %s still has publishers after the eviction: %s", c.from, strings.Join(strangers, ", "))
+		c.wait(now, fmt.Sprintf("cluster %s still has publishers after the eviction: %s", c.from, strings.Join(strangers, ", ")))
 	default:
-		c.abort = fmt.Sprintf("cluster %s has publishers that are clients of no proxy: %s; send them through a proxy, then switch again", c.from, strings.Join(strangers, ", "))
+		c.wait(now, fmt.Sprintf("cluster %s has publishers that are clients of no proxy: %s; send them through a proxy, then switch again", c.from, strings.Join(strangers, ", ")))
 	}
 }
 

@@ -26,9 +26,9 @@ const (
 	// WorkSurvey: sync, then read the record, then the roster with sessions and tombstones, then the acks, in this order, none of them
 	// from a cache or from before the step. Report: Record, Survey.
 	WorkSurvey
-	// WorkEvict: unload every partition of the topic on the old cluster, now, then list who publishes there. Report: Publishers.
+	// WorkEvict: unload every partition of the topic on the old cluster, now.
 	WorkEvict
-	// WorkTail: read the last position of every partition on the old cluster, then list who publishes there. Report: Tail, Publishers.
+	// WorkTail: read the last position of every partition on the old cluster. Report: Tail.
 	WorkTail
 	// WorkReplicated: OK when the replication to the new cluster has passed Step.Tail on every partition, else NotYet with Why saying
 	// how far it is. Decided by positions: "disconnected" is neither drained nor broken (SW-09).
@@ -38,8 +38,9 @@ const (
 	WorkCarry
 	// WorkReadBack: OK when every cursor of the new cluster is where that of the old one is, else NotYet with Why naming one.
 	WorkReadBack
-	// WorkTailAgain: what was stored on the old cluster after Step.Tail, apart from replicated entries and markers? Report: Foreign names
-	// the producer and its address, "" when there is nothing; Publishers.
+	// WorkTailAgain: list who publishes on the old cluster, and then read what was stored there after Step.Tail, apart from replicated entries
+	// and markers. In this order: who is seen neither there nor by what he wrote comes later. Report: Publishers; Foreign names the producer
+	// and its address, "" when there is nothing.
 	WorkTailAgain
 	// WorkVerify: compare the tails of both clusters by producer and sequence id. Report: Why is what the receipt says of it.
 	WorkVerify

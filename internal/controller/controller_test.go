@@ -56,12 +56,10 @@ func (f *fakeTopic) call(ctx context.Context, name string) error {
 	return nil
 }
 
-func (f *fakeTopic) Warm(ctx context.Context) error { return f.call(ctx, "warm") }
-func (f *fakeTopic) Evict(ctx context.Context) ([]switching.Publisher, error) {
-	return nil, f.call(ctx, "evict")
-}
-func (f *fakeTopic) Tail(ctx context.Context) (string, []switching.Publisher, error) {
-	return base + "=7:41", f.publishers, f.call(ctx, "tail")
+func (f *fakeTopic) Warm(ctx context.Context) error  { return f.call(ctx, "warm") }
+func (f *fakeTopic) Evict(ctx context.Context) error { return f.call(ctx, "evict") }
+func (f *fakeTopic) Tail(ctx context.Context) (string, error) {
+	return base + "=7:41", f.call(ctx, "tail")
 }
 func (f *fakeTopic) Replicated(ctx context.Context, tail string) (string, error) {
 	if err := f.call(ctx, "replicated"); ctx.Err() != nil {

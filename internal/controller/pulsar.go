@@ -86,7 +86,7 @@ func (t *pulsarTopic) Warm(ctx context.Context) error {
 }
 
 // Evict unloads every partition of the old cluster. What its consumers have and did not acknowledge is noted before: afterwards the cluster has forgotten.
-func (t *pulsarTopic) Evict(ctx context.Context) ([]switching.Publisher, error) {
+func (t *pulsarTopic) Evict(ctx context.Context) error {
 	unacked := make([]map[string]int64, len(t.names))
 	err := t.each(func(i int) error {
 		s, err := t.from.Stats(ctx, t.names[i])
@@ -102,10 +102,7 @@ func (t *pulsarTopic) Evict(ctx context.Context) ([]switching.Publisher, error) 
 	if err == nil && t.unacked == nil {
 		t.unacked = unacked
 	}
-	if err := t.each(func(i int) error { return t.from.Evict(ctx, t.names[i]) }); err != nil {
-		return nil, err
-	}
-	return t.publishers(ctx)
+	return t.each(func(i int) error { return t.from.Evict(ctx, t.names[i]) })
 }
 
 func (t *pulsarTopic) publishers(ctx context.Context) ([]switching.Publisher, error) {
@@ -135,7 +132,7 @@ func (t *pulsarTopic) grown(ctx context.Context) error {
 }
 
 // Tail reads the ends of the old cluster's logs, "topic=ledger:entry", one a line.
-func (t *pulsarTopic) Tail(ctx context.Context) (string, []switching.Publisher, error) {
+func (t *pulsarTopic) Tail(ctx context.Context) (string, error) {
 	lines := make([]string, len(t.names))
 	grown := make(chan error, 1)
 	go func() { grown <- t.grown(ctx) }()
@@ -145,10 +142,9 @@ func (t *pulsarTopic) Tail(ctx context.Context) (string, []switching.Publisher, 
 		return err
 	})
 	if err := errors.Join(err, <-grown); err != nil {
-		return "", nil, err
+		return "", err
 	}
-	publishers, err := t.publishers(ctx)
-	return strings.Join(lines, "\n"), publishers, err
+	return strings.Join(lines, "\n"), nil
 }
 
 // positions is what Tail has written down, by partition.
@@ -245,6 +241,10 @@ func (t *pulsarTopic) Since(ctx context.Context, tail string) (string, []switchi
 	if err != nil {
 		return "", nil, err
 	}
+	publishers, err := t.publishers(ctx)
+	if err != nil {
+		return "", nil, err
+	}
 	found := make([]string, len(t.names))
 	grown := make(chan error, 1)
 	go func() { grown <- t.grown(ctx) }()
@@ -258,9 +258,8 @@ func (t *pulsarTopic) Since(ctx context.Context, tail string) (string, []switchi
 	if err := errors.Join(err, <-grown); err != nil {
 		return "", nil, err
 	}
-	publishers, err := t.publishers(ctx)
 	found = slices.DeleteFunc(found, func(s string) bool { return s == "" })
-	return strings.Join(found, ", "), publishers, err
+	return strings.Join(found, ", "), publishers, nil
 }
 
 // writer names a producer with its address, as long as it is connected.

@@ -12,17 +12,17 @@ import (
 type Topic interface {
 	// Warm does as much of Carry as can be done while the topic is in use.
 	Warm(ctx context.Context) error
-	// Evict has the old cluster unload every partition, and names who publishes there then.
-	Evict(ctx context.Context) (publishers []switching.Publisher, err error)
-	// Tail is the last position of every partition on the old cluster, and who publishes there; replicators left out.
-	Tail(ctx context.Context) (tail string, publishers []switching.Publisher, err error)
+	// Evict has the old cluster unload every partition.
+	Evict(ctx context.Context) error
+	// Tail is the last position of every partition on the old cluster.
+	Tail(ctx context.Context) (tail string, err error)
 	// Replicated says how far replication is, as long as it has not passed tail.
 	Replicated(ctx context.Context, tail string) (missing string, err error)
 	// Carry puts the subscriptions of the new cluster where those of the old one are, by absolute positions.
 	Carry(ctx context.Context) ([]switching.Carried, error)
 	// ReadBack compares the subscriptions of both clusters and says what is wrong.
 	ReadBack(ctx context.Context) (wrong string, err error)
-	// Since names what clients have published on the old cluster after tail, and who publishes there.
+	// Since names who publishes on the old cluster, replicators left out, and what clients have published there after tail, read in this order.
 	Since(ctx context.Context, tail string) (foreign string, publishers []switching.Publisher, err error)
 	// Verify compares the tails of both clusters.
 	Verify(ctx context.Context, tail string) (Verified, error)

@@ -266,9 +266,9 @@ func (d *driver) onClusters(ctx context.Context, step switching.Step) (r switchi
 	switch step.Work {
 	case switching.WorkEvict:
 		d.receipt().Evicted = true
-		r.Publishers, err = d.topic.Evict(ctx)
+		err = d.topic.Evict(ctx)
 	case switching.WorkTail:
-		r.Tail, r.Publishers, err = d.topic.Tail(ctx)
+		r.Tail, err = d.topic.Tail(ctx)
 	case switching.WorkReplicated:
 		r.Why, err = d.topic.Replicated(ctx, step.Tail)
 	case switching.WorkCarry:

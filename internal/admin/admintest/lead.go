@@ -37,10 +37,10 @@ func (t *Topic) done(work string) error {
 
 // Warm, Evict, Tail, Replicated, Carry, ReadBack, Since, Verify and Close are controller.Topic.
 
-func (t *Topic) Warm(context.Context) error                           { return t.done("warm up") }
-func (t *Topic) Evict(context.Context) ([]switching.Publisher, error) { return nil, t.done("evict") }
-func (t *Topic) Tail(context.Context) (string, []switching.Publisher, error) {
-	return "t=7:41", nil, t.done("tail")
+func (t *Topic) Warm(context.Context) error  { return t.done("warm up") }
+func (t *Topic) Evict(context.Context) error { return t.done("evict") }
+func (t *Topic) Tail(context.Context) (string, error) {
+	return "t=7:41", t.done("tail")
 }
 
 // Replicated takes a moment, so that the topic is held for some time.
