@@ -35,6 +35,7 @@ type core struct {
 	tagKey   []byte
 	proxies  map[string]Proxy
 	tombs    map[string]Tombstone // by proxy and incarnation
+	docs     map[string]map[string]Document
 	bad      map[int]error
 	watchers map[*watcher]struct{}
 	// delivered is closed, and replaced, when a sink has returned.
@@ -79,6 +80,7 @@ func newCore() *core {
 		running:  map[string]bool{},
 		proxies:  map[string]Proxy{},
 		tombs:    map[string]Tombstone{},
+		docs:     map[string]map[string]Document{},
 		bad:      map[int]error{},
 		watchers: map[*watcher]struct{}{},
 

@@ -121,6 +121,9 @@ func (f *File) load() error {
 	if damage != nil && f.core.seq == 0 && (len(segments) == 0 || segments[0] > 1) {
 		return fmt.Errorf("no snapshot can be read and the journal does not reach back to the start; restore the directory from a copy: %w", damage)
 	}
+	if err := f.loadDocuments(); err != nil {
+		return err
+	}
 	f.journal.dir = f.dir
 	for i, first := range segments {
 		if i+1 < len(segments) && segments[i+1] <= f.core.seq+1 {

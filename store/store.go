@@ -136,6 +136,8 @@ type Proxy struct {
 	Digest      string    `json:"map_digest"` // of the map it serves: route.Table.Digest
 	Entries     int       `json:"entries"`
 	Started     time.Time `json:"started"`
+	// Health is what this proxy has last seen of each cluster, by real lookups.
+	Health map[string]switching.ClusterHealth `json:"health,omitempty"`
 	// Live: the member is connected, and what is connected is the incarnation that its member entry names. False may
 	// mean that it is cut off and still serves.
 	Live bool `json:"live"`
@@ -233,6 +235,13 @@ type Store interface {
 	Lead(ctx context.Context, id string, lead func(ctx context.Context)) error
 	// Leader is the id of the process that leads, as of now; "" when nobody does.
 	Leader(ctx context.Context) (id string, err error)
+
+	// Documents reads all documents of a kind, as of now, in the order of their names; none of a kind that nobody has written.
+	Documents(ctx context.Context, kind string) ([]Document, error)
+	// PutDocument writes a document under the rule of its Rev; anything else is a *ConflictError. ErrTooLarge above MaxDocument.
+	PutDocument(ctx context.Context, kind string, d Document) error
+	// DropDocument removes a document, whatever its revision; where there is none, it does nothing.
+	DropDocument(ctx context.Context, kind, name string) error
 
 	// TagKey returns the shared key for tagged broker addresses, creating it when there is none.
 	TagKey(ctx context.Context) ([]byte, error)

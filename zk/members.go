@@ -298,7 +298,7 @@ func (s *Store) announce(ctx context.Context, look bool) error {
 	}
 	// The member node says who it is and not what it serves, or each change of the map would write it.
 	identity := *r.desired
-	identity.Digest, identity.Entries, identity.Live = "", 0, false
+	identity.Digest, identity.Entries, identity.Health, identity.Live = "", 0, nil, false
 	member, err := json.Marshal(identity)
 	if err != nil {
 		return err

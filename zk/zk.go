@@ -61,6 +61,7 @@ type Config struct {
 //	switches/<id>            record; acks/<attempt>-<phase>-<proxy>@<incarnation> below it
 //	history                  {"segment":n}: the segment that is written to
 //	history/<segment>/<c|s|r>-<seq>  changes; "s" those that made a switch, "r" switches that were made without one
+//	documents/<kind>/<name>  values that are no part of the map (store.Document)
 //	tagkey                   the key for tagged broker addresses; never readable by everybody when there are credentials
 //
 // Without credentials everybody who reaches the ensemble can read the tag key and so forge tagged addresses: then keep

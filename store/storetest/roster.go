@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"pointsman/core/switching"
 	"pointsman/store"
 )
 
@@ -35,6 +36,7 @@ func testRegister(t *testing.T, f *fixture) {
 	p.Live = true
 	expect("registered", p)
 	p.Digest, p.Entries = "d-2", 6
+	p.Health = map[string]switching.ClusterHealth{"a": {State: "down", Since: time.Date(2024, 5, 6, 7, 9, 9, 0, time.UTC)}}
 	if err := s.Register(context.Background(), p); err != nil {
 		t.Fatal(err)
 	}

@@ -59,6 +59,8 @@ func Run(t *testing.T, begin func(t *testing.T) Map) {
 		"a member that serves has a lease":                             testLease,
 		"one process leads and another one follows it":                 testLead,
 		"a process leads again after a pause":                          testLeadAgain,
+		"documents are kept by kind, name and revision":                testDocuments,
+		"of two writers of a document one succeeds":                    testDocumentWriters,
 		"the tag key is made once":                                     testTagKey,
 		"a context that has ended ends the operation":                  testContext,
 		"a closed store ends its watches and refuses the rest":         testClose,
