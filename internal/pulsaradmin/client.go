@@ -26,6 +26,7 @@ import (
 	"sync"
 	"time"
 
+	"pointsman/codec"
 	"pointsman/internal/config"
 )
 
@@ -143,9 +144,10 @@ func (c *Client) redirect(req *http.Request, via []*http.Request) error {
 // Error is a call that a cluster did not do.
 type Error struct {
 	Cluster string
-	Call    string // method and path
-	Status  int    // of the answer; 0 when there was none
-	Reason  string // the broker's own words, shortened
+	Call    string            // method and path
+	Status  int               // of the answer; 0 when there was none
+	Code    codec.ServerError // of an ERROR of the binary protocol
+	Reason  string            // the broker's own words, shortened
 	Remedy  string
 	Err     error // when there was no answer
 }

@@ -135,27 +135,14 @@ func (c *Client) part(ctx context.Context, topic string) (p PartFacts, err error
 // Schemas lists all versions of a topic's schema (base name), oldest first. A pending SEND carries the number of its version, so the same number
 // must mean the same schema on both clusters.
 func (c *Client) Schemas(ctx context.Context, base string) ([]Schema, error) {
-	n, err := split(base)
+	texts, err := c.schemaTexts(ctx, base)
 	if err != nil {
 		return nil, err
 	}
-	var answer struct {
-		Versions []struct {
-			Version    int64             `json:"version"`
-			Type       string            `json:"type"`
-			Data       string            `json:"data"`
-			Properties map[string]string `json:"properties"`
-		} `json:"getSchemaResponses"`
-	}
-	_, err = c.call(ctx, http.MethodGet, "/admin/v2/schemas/"+n.tenant+"/"+n.namespace+"/"+url.QueryEscape(n.local)+"/schemas", nil, &answer)
-	if err != nil && !errors.Is(err, ErrNotFound) {
-		return nil, err
-	}
-	all := make([]Schema, 0, len(answer.Versions))
-	for _, v := range answer.Versions {
+	all := make([]Schema, 0, len(texts))
+	for _, v := range texts {
 		all = append(all, Schema{Version: v.Version, Type: v.Type, Fingerprint: fingerprint(v.Type, v.Data)})
 	}
-	slices.SortFunc(all, func(a, b Schema) int { return int(a.Version - b.Version) })
 	return all, nil
 }
 

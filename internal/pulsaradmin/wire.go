@@ -186,12 +186,14 @@ func (w *wire) await(what string, done func(cmd *pulsarpb.BaseCommand, h codec.H
 
 // refused is an ERROR of the broker.
 func (w *wire) refused(what string, code int32, message string) error {
-	e := &Error{Cluster: w.c.cfg.Cluster, Call: fmt.Sprintf("%s at broker %s for %s", what, w.addr, w.topic), Err: fmt.Errorf("error %d: %s", code, reason([]byte(message)))}
+	e := &Error{Cluster: w.c.cfg.Cluster, Call: fmt.Sprintf("%s at broker %s for %s", what, w.addr, w.topic), Code: codec.ServerError(code), Err: fmt.Errorf("error %d: %s", code, reason([]byte(message)))}
 	switch codec.ServerError(code) {
 	case codec.ErrorAuthentication:
 		e.Remedy = w.c.remedy(401)
 	case codec.ErrorAuthorization:
 		e.Remedy = w.c.remedy(403)
+	case codec.ErrorProducerFenced, codec.ErrorProducerBusy:
+		e.Remedy = "somebody publishes on the topic there; end that client if it does not come through the proxies, or wait until the broker has noticed that a proxy has died"
 	case codec.ErrorConsumerBusy:
 		e.Remedy = "somebody is connected to the subscription already; end that client, it does not come through the proxies"
 	}
@@ -252,6 +254,11 @@ func (w *wire) closeConsumer(what string, consumer uint64) error {
 // scan reads the messages from position first on, as a reader, until visit says stop. Markers are left out. Nobody ends it but visit and ctx: the
 // caller must know a message that will come.
 func (w *wire) scan(ctx context.Context, first Position, visit func(e Entry) (stop bool)) error {
+	return w.scanBodies(ctx, first, func(e Entry, _ []byte) (bool, error) { return visit(e), nil })
+}
+
+// scanBodies is scan for who wants what a MESSAGE carries behind its command as well; body is valid until visit returns. An error of visit ends it.
+func (w *wire) scanBodies(ctx context.Context, first Position, visit func(e Entry, body []byte) (stop bool, err error)) error {
 	defer w.within(ctx)()
 	what := "read from " + first.String()
 	consumer, request := w.id(), w.id()
@@ -282,12 +289,18 @@ func (w *wire) scan(ctx context.Context, first Position, visit func(e Entry) (st
 			continue // of a scan before this one
 		}
 		id := cmd.Message.GetMessageId()
-		e, err := messageEntry(Position{int64(id.GetLedgerId()), int64(id.GetEntryId())}, w.frame[h.CmdEnd:h.Size])
+		body := w.frame[h.CmdEnd:h.Size]
+		e, err := messageEntry(Position{int64(id.GetLedgerId()), int64(id.GetEntryId())}, body)
 		if err != nil {
 			return w.fail(what, err)
 		}
 		left -= e.Messages
-		stop = !e.Position.Before(first) && visit(e) // whether the start itself comes depends on the broker
+		if e.Position.Before(first) {
+			continue // whether the start itself comes depends on the broker
+		}
+		if stop, err = visit(e, body); err != nil {
+			return err
+		}
 	}
 	_ = w.conn.SetReadDeadline(w.soon(ctx))
 	return w.closeConsumer(what, consumer)
@@ -316,32 +329,41 @@ const (
 
 var errMessage = errors.New("it sent a message whose metadata cannot be parsed")
 
-// messageEntry reads the metadata in front of a message's payload.
-func messageEntry(p Position, src []byte) (Entry, error) {
+// splitBody takes apart what a MESSAGE carries behind its command.
+func splitBody(body []byte) (metadata, payload []byte, err error) {
 	sized := func(skip int) ([]byte, bool) {
-		if len(src) < skip+4 {
+		if len(body) < skip+4 {
 			return nil, false
 		}
-		n := uint64(binary.BigEndian.Uint32(src[skip:]))
-		if uint64(len(src)-skip-4) < n {
+		n := uint64(binary.BigEndian.Uint32(body[skip:]))
+		if uint64(len(body)-skip-4) < n {
 			return nil, false
 		}
-		part := src[skip+4:][:n]
-		src = src[skip+4+int(n):]
+		part := body[skip+4:][:n]
+		body = body[skip+4+int(n):]
 		return part, true
 	}
-	if len(src) >= 2 && binary.BigEndian.Uint16(src) == magicBroker {
+	if len(body) >= 2 && binary.BigEndian.Uint16(body) == magicBroker {
 		if _, ok := sized(2); !ok {
-			return Entry{}, errMessage
+			return nil, nil, errMessage
 		}
 	}
 	skip := 0
-	if len(src) >= 2 && binary.BigEndian.Uint16(src) == magicChecksum {
+	if len(body) >= 2 && binary.BigEndian.Uint16(body) == magicChecksum {
 		skip = 6 // and the checksum
 	}
 	metadata, ok := sized(skip)
 	if !ok {
-		return Entry{}, errMessage
+		return nil, nil, errMessage
+	}
+	return metadata, body, nil
+}
+
+// messageEntry reads the metadata in front of a message's payload.
+func messageEntry(p Position, src []byte) (Entry, error) {
+	metadata, _, err := splitBody(src)
+	if err != nil {
+		return Entry{}, err
 	}
 	e := Entry{Position: p, Source: NoPosition, Messages: 1}
 	for len(metadata) > 0 {

@@ -185,7 +185,12 @@ func (c *Conn) handleSend(cmd *pulsarpb.BaseCommand, payload []byte) bool {
 			p.topic.name, p.topic.bytes))
 		return true
 	}
-	e := &entry{raw: payload, meta: meta, peer: -1}
+	e := &entry{raw: payload, meta: meta, peer: -1, from: meta.GetReplicatedFrom()}
+	for _, property := range meta.GetProperties() {
+		if e.from != "" && property.GetKey() == sourceProperty {
+			e.source = property.GetValue()
+		}
+	}
 	p.topic.append(e)
 	c.Send(&pulsarpb.BaseCommand{Type: typeOf(codec.TypeSendReceipt), SendReceipt: &pulsarpb.CommandSendReceipt{
 		ProducerId: r.ProducerId, SequenceId: r.SequenceId, HighestSequenceId: ptr(highest(r)),

@@ -34,6 +34,7 @@ func (c *Cluster) Web() string {
 	mux.HandleFunc("PUT "+topic, w.create)
 	mux.HandleFunc("POST "+topic+"/createMissedPartitions", w.create)
 	mux.HandleFunc("GET "+topic+"/partitions", w.partitions)
+	mux.HandleFunc("PUT "+topic+"/partitions", w.partition)
 	mux.HandleFunc("GET "+topic+"/stats", w.stats)
 	mux.HandleFunc("GET "+topic+"/internalStats", w.internal)
 	mux.HandleFunc("PUT "+topic+"/unload", w.unload)
@@ -181,6 +182,25 @@ func (w *web) create(rw http.ResponseWriter, r *http.Request) {
 	default:
 		w.c.topic(name)
 	}
+	w.c.notify()
+	rw.WriteHeader(http.StatusNoContent)
+}
+
+// partition makes a partitioned topic.
+func (w *web) partition(rw http.ResponseWriter, r *http.Request) {
+	var n int
+	if json.NewDecoder(r.Body).Decode(&n) != nil || n < 1 {
+		reply(rw, http.StatusPreconditionFailed, map[string]string{"reason": "Number of partitions should be positive"})
+		return
+	}
+	w.c.mu.Lock()
+	defer w.c.mu.Unlock()
+	name := named(r)
+	if w.c.exists(name) {
+		reply(rw, http.StatusConflict, map[string]string{"reason": "This topic already exists"})
+		return
+	}
+	w.c.createPartitioned(name, n)
 	w.c.notify()
 	rw.WriteHeader(http.StatusNoContent)
 }

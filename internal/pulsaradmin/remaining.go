@@ -1,0 +1,206 @@
+package pulsaradmin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+)
+
+// Remaining is what one subscription has still to do on a cluster, over all partitions.
+type Remaining struct {
+	Name string
+	// Backlog is how many entries are not acknowledged: those that are held back by delayed delivery are among them, and those that no consumer will
+	// ever get (markers) are not, once nobody is connected.
+	Backlog   int64
+	Unacked   int64 // messages that consumers have and did not acknowledge
+	Delayed   int64
+	Consumers []Consumer
+	// Partitions is how many partitions have the subscription.
+	Partitions int
+}
+
+// Drained tells whether nothing is left to be delivered or acknowledged. Somebody may be connected all the same.
+func (r Remaining) Drained() bool { return r.Backlog == 0 && r.Unacked == 0 }
+
+// Watch looks again and again at what is left on one topic. It is used by one goroutine at a time.
+type Watch struct {
+	c      *Client
+	topics []string
+	views  []*view
+	// real remembers, by partition and subscription, the backlog that has a message in it: nobody publishes there, so that it is so as long as the number stays.
+	real []map[string]int64
+}
+
+// NewWatch watches the partitions (full names) of a topic.
+func NewWatch(c *Client, topics []string) *Watch {
+	w := &Watch{c: c, topics: topics, views: make([]*view, len(topics)), real: make([]map[string]int64, len(topics))}
+	for i, topic := range topics {
+		w.views[i], w.real[i] = newView(&remote{Client: c, topic: topic}), map[string]int64{}
+	}
+	return w
+}
+
+// Close ends what the watch has open.
+func (w *Watch) Close() {
+	for _, v := range w.views {
+		v.side.Close()
+	}
+}
+
+// Look reads the durable subscriptions, by name, and what is not durable: readers, with those that are connected.
+func (w *Watch) Look(ctx context.Context) (durable, readers []Remaining, err error) {
+	stats := make([]Stats, len(w.topics))
+	if err := each(len(w.topics), Parallel, func(i int) (err error) {
+		if stats[i], err = w.c.Stats(ctx, w.topics[i]); err == nil {
+			err = w.leaveMarkersOut(ctx, i, stats[i].Subscriptions)
+		}
+		return err
+	}); err != nil {
+		return nil, nil, err
+	}
+	durable, readers = remaining(stats)
+	return durable, readers, nil
+}
+
+// remaining sums up the partitions.
+func remaining(parts []Stats) (durable, readers []Remaining) {
+	sums := [2]map[string]*Remaining{{}, {}}
+	for _, part := range parts {
+		for name, s := range part.Subscriptions {
+			if reserved(name) {
+				continue
+			}
+			consumers := slices.DeleteFunc(slices.Clone(s.Consumers), Consumer.own)
+			kind := sums[0]
+			if !s.Durable {
+				kind = sums[1]
+				if len(consumers) == 0 {
+					continue // nobody's any more, or one of ours
+				}
+			}
+			r := kind[name]
+			if r == nil {
+				r = &Remaining{Name: name}
+				kind[name] = r
+			}
+			r.Backlog += s.Backlog
+			r.Unacked += s.Unacked
+			r.Delayed += s.Delayed
+			r.Consumers = append(r.Consumers, consumers...)
+			r.Partitions++
+		}
+	}
+	var lists [2][]Remaining
+	for i, all := range sums {
+		for _, name := range slices.Sorted(maps.Keys(all)) {
+			lists[i] = append(lists[i], *all[name])
+		}
+	}
+	return lists[0], lists[1]
+}
+
+// own tells that the consumer is a controller's: it reads messages in order to compare positions.
+func (c Consumer) own() bool { return c.Name == clientVersion }
+
+// leaveMarkersOut sets the backlog of subscriptions to 0 that have nothing but markers left. A broker passes over those only while it delivers, so that
+// a subscription without consumers would never be done.
+func (w *Watch) leaveMarkersOut(ctx context.Context, i int, subs map[string]SubscriptionStats) error {
+	var ask []string
+	for name, s := range subs {
+		if s.Durable && !reserved(name) && s.Backlog > 0 && s.Unacked == 0 && len(s.Consumers) == 0 && w.real[i][name] != s.Backlog {
+			ask = append(ask, name)
+		}
+	}
+	if ask == nil {
+		return nil
+	}
+	v := w.views[i]
+	if err := v.load(ctx); err != nil {
+		return err
+	}
+	for _, name := range ask {
+		cursor, ok := v.in.Cursors[name]
+		if !ok {
+			continue
+		}
+		some, err := v.leaves(ctx, &cursor)
+		if err != nil {
+			return fmt.Errorf("%s: subscription %s: %w", w.topics[i], name, err)
+		}
+		s := subs[name]
+		if some {
+			w.real[i][name] = s.Backlog
+		} else {
+			s.Backlog = 0
+			subs[name] = s
+		}
+	}
+	return nil
+}
+
+// leaves tells whether a cursor has a message left that a consumer may get.
+func (v *view) leaves(ctx context.Context, c *Cursor) (bool, error) {
+	for after := c.MarkDelete; ; {
+		e, ok, err := v.firstData(ctx, v.in.Index(Position{after.Ledger, after.Entry + 1}))
+		if err != nil || !ok || !c.acked(e.Position) {
+			return ok && err == nil, err
+		}
+		// It lies in an acknowledged range: go on behind that.
+		at, _ := slices.BinarySearchFunc(c.Acked, e.Position, func(r Range, p Position) int { return r.Last.Compare(p) })
+		after = c.Acked[at].Last
+	}
+}
+
+// CreateSubscriptions makes those subscriptions that a partition lacks, all at one position: the first to be delivered. What exists is left where it is; the call may be repeated,
+// and may come late. existing are the subscriptions of that name that were there before, as the cluster has them.
+func (c *Client) CreateSubscriptions(ctx context.Context, topic string, at Position, subs []Sub) (existing []Sub, err error) {
+	now, err := c.Snapshot(ctx, topic)
+	if err != nil {
+		return nil, err
+	}
+	have := map[string]Sub{}
+	for _, s := range now.Subs {
+		have[s.Name] = s
+	}
+	to := &remote{Client: c, topic: topic}
+	var mu sync.Mutex
+	err = each(len(subs), Parallel, func(i int) error {
+		want := subs[i]
+		s, exists := have[want.Name]
+		if exists {
+			mu.Lock()
+			existing = append(existing, s)
+			mu.Unlock()
+		} else if err := to.Create(ctx, want.Name, at, want.Replicated, want.Properties); err != nil && !errors.Is(err, ErrConflict) { // a conflict: somebody else made it just now
+			return fmt.Errorf("%s: subscription %s: %w", topic, want.Name, err)
+		}
+		if want.Replicated && !s.Replicated { // placing a cursor makes a broker forget it
+			if err := to.SetReplicated(ctx, want.Name); err != nil {
+				return fmt.Errorf("%s: subscription %s: %w", topic, want.Name, err)
+			}
+		}
+		return nil
+	})
+	slices.SortFunc(existing, func(a, b Sub) int { return strings.Compare(a.Name, b.Name) })
+	return existing, err
+}
+
+// CreateTopic makes a topic (base name) that does not exist, with as many partitions (0: not partitioned), and the partitions that nobody has used. It
+// is no error when it is there; that it has so many partitions the caller must look up.
+func (c *Client) CreateTopic(ctx context.Context, base string, partitions int) error {
+	if partitions > 0 {
+		p, err := path(base, "partitions")
+		if err != nil {
+			return err
+		}
+		if _, err = c.call(ctx, http.MethodPut, p, partitions, nil); err != nil && !errors.Is(err, ErrConflict) {
+			return err
+		}
+	}
+	return c.CreateMissing(ctx, base, partitions)
+}
