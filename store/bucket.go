@@ -20,7 +20,7 @@ import (
 //
 //	message RouteBucket { repeated RouteEntry entries = 1; }
 //	message RouteEntry  { string topic = 1; string cluster = 2; uint32 state = 3; uint64 epoch = 4;
-//	                      string switch_id = 5; uint32 attempt = 6; }
+//	                      string switch_id = 5; uint32 attempt = 6; string drain = 7; }
 //
 // It is deflated because the names of a bucket have most of their bytes in common (measured: 5 to 8 times smaller),
 // and one ZooKeeper write may hold 1 MB. Fields that this version does not know survive a rewrite, so an older proxy
@@ -171,6 +171,7 @@ func appendRecord(dst []byte, r *bucketRecord) []byte {
 	dst = appendVarint(dst, 4, r.Epoch)
 	dst = appendString(dst, 5, r.SwitchID)
 	dst = appendVarint(dst, 6, uint64(r.Attempt))
+	dst = appendString(dst, 7, r.Drain)
 	return append(dst, r.unknown...)
 }
 
@@ -255,6 +256,8 @@ func parseRecord(src []byte, clusters *interned) (bucketRecord, error) {
 				return r, fmt.Errorf("topic %q has attempt %d, which is out of range", r.Topic, number)
 			}
 			r.Attempt = uint32(number)
+		case num == 7 && typ == protowire.BytesType:
+			r.Drain = string(text)
 		default:
 			known = false
 		}

@@ -33,6 +33,11 @@ func (c Change) Validate() error {
 		case e.After != nil && e.After.State > route.StateDraining:
 			return fmt.Errorf("topic %s: there is no state %d", e.Topic, e.After.State)
 		}
+		if e.After != nil && (e.After.Drain != "" || e.After.State == route.StateDraining) {
+			if _, err := route.ParseDrain(e.After.Drain); err != nil {
+				return fmt.Errorf("topic %s: %w", e.Topic, err)
+			}
+		}
 		for _, side := range []*route.Entry{e.Before, e.After} {
 			if err := c.ownStep(side); err != nil {
 				return err
@@ -58,23 +63,24 @@ func (c Change) Validate() error {
 	return nil
 }
 
-// Moving tells whether e is prepared or fenced: then only its switch may change it.
-func Moving(e route.Entry) bool {
-	return e.State == route.StatePrepared || e.State == route.StateFenced
-}
+// Moving tells whether e is in the middle of a switch, in any state but active: then only its switch may change it.
+func Moving(e route.Entry) bool { return e.State != route.StateActive }
 
-// ownStep tells why c may not have e, which is prepared or fenced, on one of its sides.
+// ownStep tells why c may not have e, which moves, on one of its sides.
 func (c Change) ownStep(e *route.Entry) error {
 	switch {
 	case e == nil || !Moving(*e):
 		return nil
 	case e.SwitchID == "":
 		return fmt.Errorf("topic %s: state %d without the id of a switch", e.Topic, e.State)
-	case c.Switch == nil || c.Switch.ID != e.SwitchID:
-		return fmt.Errorf("%w: %s belongs to switch %s until that ends, and this change is no step of it: "+
-			"wait for it, or stop it with `pointsman switch abort %s`", ErrMoving, e.Topic, e.SwitchID, e.SwitchID)
+	case c.Switch != nil && c.Switch.ID == e.SwitchID:
+		return nil
+	case e.State == route.StateDraining:
+		return fmt.Errorf("%w: %s drains from cluster %s by switch %s, and this change is no step of it: see what is left with "+
+			"`pointsman switch status %s`, or take it back with `pointsman switch reverse %s`", ErrMoving, e.Topic, route.DrainFrom(e.Drain), e.SwitchID, e.SwitchID, e.SwitchID)
 	}
-	return nil
+	return fmt.Errorf("%w: %s belongs to switch %s until that ends, and this change is no step of it: "+
+		"wait for it, or stop it with `pointsman switch abort %s`", ErrMoving, e.Topic, e.SwitchID, e.SwitchID)
 }
 
 // CheckRecord tells what makes a record unfit for every store.
@@ -238,6 +244,9 @@ func describeEntry(e *route.Entry) string {
 	if e.State != route.StateActive {
 		text += fmt.Sprintf(", state %d", e.State)
 	}
+	if e.Drain != "" {
+		text += ", draining " + clip(e.Drain)
+	}
 	return text + describeSwitch(e.SwitchID, e.Attempt)
 }
 
@@ -263,6 +272,15 @@ func describeScope(scope string) string {
 		return "the default rule"
 	}
 	return "rule " + scope
+}
+
+// clip shortens what may be long to what a person reads.
+func clip(text string) string {
+	const most = 100
+	if len(text) <= most {
+		return text
+	}
+	return text[:most] + "..."
 }
 
 // maxID is the longest id of a switch or a proxy.

@@ -25,7 +25,7 @@ var (
 	ErrUnavailable = errors.New("the map store cannot be reached")
 	// ErrUnknown: the answer to a write was lost; read before repeating.
 	ErrUnknown = errors.New("the outcome of the write is unknown")
-	// ErrMoving: the change touches an entry that is prepared or fenced without being a step of its switch.
+	// ErrMoving: the change touches an entry that is prepared, fenced or draining without being a step of its switch.
 	ErrMoving = errors.New("the topic is in the middle of a switch")
 	// ErrLive: the proxy to be forgotten is registered.
 	ErrLive = errors.New("the proxy is alive")
@@ -105,8 +105,8 @@ const MaxChange = 128
 type Change struct {
 	Entries []EntryChange
 	Rules   []RuleChange
-	// Switch, when not nil, is written in the same write, under the rule of PutSwitch. A change to or from a prepared or
-	// fenced entry must carry the record of the switch that the entry names: it is that switch's own step.
+	// Switch, when not nil, is written in the same write, under the rule of PutSwitch. A change to or from an entry that is
+	// not active must carry the record of the switch that the entry names: it is that switch's own step.
 	Switch *switching.Record
 	Who    string
 	Why    string

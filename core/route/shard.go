@@ -23,7 +23,8 @@ type shard struct {
 
 const (
 	// A record is a head of fixed size (epoch 4 bytes, length of the name 2, index of the cluster 2, length of the extra part 2, state 1,
-	// 1 free; little endian), the name, and the extra part: nothing, or attempt (4 bytes) and switch id.
+	// 1 that tells whether there is a drain; little endian), the name, and the extra part: nothing, or attempt (4 bytes) and switch id, and then
+	// a zero byte and the drain.
 	recordHead  = 12
 	recordAlign = 4
 	extraHead   = 4
@@ -91,14 +92,18 @@ func (s *shard) cluster(r record) string { return s.clusters[u16(s.head(r), 6)] 
 func (s *shard) state(r record) State { return State(s.head(r)[10]) }
 
 // extra is the extra part of a record.
-func (s *shard) extra(r record) (attempt uint32, switchID string) {
+func (s *shard) extra(r record) (attempt uint32, switchID, drain string) {
 	head := s.head(r)
 	n := u16(head, 8)
 	if n == 0 {
-		return 0, ""
+		return 0, "", ""
 	}
 	part := s.arena[r+recordHead+record(u16(head, 4)):][:n]
-	return u32(part, 0), part[extraHead:]
+	attempt, switchID = u32(part, 0), part[extraHead:]
+	if head[11] != 0 {
+		switchID, drain, _ = strings.Cut(switchID, "\x00")
+	}
+	return attempt, switchID, drain
 }
 
 // next is the record after r, or the first for 0; ok is false at the end: for r, ok := s.next(0); ok; r, ok = s.next(r).
@@ -113,8 +118,8 @@ func (s *shard) next(r record) (record, bool) {
 }
 
 func (s *shard) entry(r record) Entry {
-	attempt, switchID := s.extra(r)
-	return Entry{Topic: s.name(r), Cluster: s.cluster(r), State: s.state(r), Epoch: s.epoch(r), SwitchID: switchID, Attempt: attempt}
+	attempt, switchID, drain := s.extra(r)
+	return Entry{Topic: s.name(r), Cluster: s.cluster(r), State: s.state(r), Epoch: s.epoch(r), SwitchID: switchID, Attempt: attempt, Drain: drain}
 }
 
 // newShard builds the shard of bucket from all its entries. It keeps no reference to them. intern gives equal cluster
@@ -157,11 +162,19 @@ func newShard(bucket int, entries []Entry, intern func(string) string) (*shard, 
 		head = binary.LittleEndian.AppendUint16(head, uint16(len(e.Topic)))
 		head = binary.LittleEndian.AppendUint16(head, cluster)
 		head = binary.LittleEndian.AppendUint16(head, uint16(extraSize(e)))
-		arena.Write(append(head, byte(e.State), 0))
+		drains := byte(0)
+		if e.Drain != "" {
+			drains = 1
+		}
+		arena.Write(append(head, byte(e.State), drains))
 		arena.WriteString(e.Topic)
 		if extraSize(e) > 0 {
 			arena.Write(binary.LittleEndian.AppendUint32(tmp[:0], e.Attempt))
 			arena.WriteString(e.SwitchID)
+		}
+		if drains != 0 {
+			arena.WriteByte(0)
+			arena.WriteString(e.Drain)
 		}
 		for arena.Len()%recordAlign != 0 {
 			arena.WriteByte(0)
@@ -174,7 +187,10 @@ func newShard(bucket int, entries []Entry, intern func(string) string) (*shard, 
 }
 
 func extraSize(e *Entry) int {
-	if e.SwitchID == "" && e.Attempt == 0 {
+	switch {
+	case e.Drain != "":
+		return extraHead + len(e.SwitchID) + 1 + len(e.Drain)
+	case e.SwitchID == "" && e.Attempt == 0:
 		return 0
 	}
 	return extraHead + len(e.SwitchID)
@@ -253,6 +269,24 @@ func checkEntry(e *Entry) error {
 	if e.Epoch > MaxEpoch {
 		return fmt.Errorf("entry of %q: epoch %d is above %d, no real number of moves", clip(e.Topic), e.Epoch, uint64(MaxEpoch))
 	}
+	return checkDrain(e)
+}
+
+// checkDrain: the prepared and fenced entries of a way back keep their drain, those of other switches have none.
+func checkDrain(e *Entry) error {
+	switch {
+	case e.Drain == "" && e.State == StateDraining:
+		return fmt.Errorf("entry of %q: it drains, and does not say what", clip(e.Topic))
+	case e.Drain == "":
+		return nil
+	case e.State == StateActive:
+		return fmt.Errorf("entry of %q: it is active and drains", clip(e.Topic))
+	case DrainFrom(e.Drain) == e.Cluster:
+		return fmt.Errorf("entry of %q: it drains %s into itself", clip(e.Topic), e.Cluster)
+	}
+	if _, err := ParseDrain(e.Drain); err != nil {
+		return fmt.Errorf("entry of %q: %w", clip(e.Topic), err)
+	}
 	return nil
 }
 
@@ -296,6 +330,7 @@ func hashEntry(e *Entry) uint64 {
 	b = append(b, byte(e.State))
 	b = binary.BigEndian.AppendUint64(b, e.Epoch)
 	b = binary.BigEndian.AppendUint32(b, e.Attempt)
+	b = append(b, e.Drain...) // all before it has a length that is known or an end
 	return xxhash.Sum64(b)
 }
 

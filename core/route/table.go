@@ -59,10 +59,10 @@ func (t *Table) Decide(topic Topic, listenerDefault string) Decision {
 		return t.DecideByRule(topic, listenerDefault)
 	}
 	if cluster := s.cluster(r); cluster != "" {
-		_, switchID := s.extra(r)
+		_, switchID, drain := s.extra(r)
 		return Decision{
 			Cluster: cluster, Epoch: s.epoch(r), State: s.state(r),
-			Source: SourceTopic, Scope: topic.base, SwitchID: switchID,
+			Source: SourceTopic, Scope: topic.base, SwitchID: switchID, Drain: drain,
 		}
 	}
 	d := t.DecideByRule(topic, listenerDefault)

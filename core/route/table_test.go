@@ -24,7 +24,7 @@ func (m *model) decide(topic Topic, listenerDefault string) Decision {
 	floor := uint64(0)
 	if e, ok := m.entries[topic.Base()]; ok && !topic.System() {
 		if e.Cluster != "" {
-			return Decision{Cluster: e.Cluster, Epoch: e.Epoch, State: e.State, Source: SourceTopic, Scope: e.Topic, SwitchID: e.SwitchID}
+			return Decision{Cluster: e.Cluster, Epoch: e.Epoch, State: e.State, Source: SourceTopic, Scope: e.Topic, SwitchID: e.SwitchID, Drain: e.Drain}
 		}
 		floor = e.Epoch
 	}
@@ -312,6 +312,9 @@ func drawEntry(t *rapid.T, topic string) Entry {
 	}
 	e.SwitchID = rapid.SampledFrom([]string{"", "s1", "s2"}).Draw(t, "switch")
 	e.Attempt = rapid.Uint32Range(0, 2).Draw(t, "attempt")
+	if e.State == StateDraining || e.State != StateActive && rapid.Bool().Draw(t, "drains") {
+		e.Drain = Drain{From: "d", Gone: rapid.IntRange(0, 2).Draw(t, "gone"), Tails: []Tail{{3, 4}}}.String()
+	}
 	return e
 }
 

@@ -13,11 +13,12 @@ const BucketCount = 1024
 // State is what is going on with a topic's entry.
 type State uint8
 
-// The states of an entry. Only StateActive occurs outside a planned switch.
+// The states of an entry. Only StateActive occurs outside a switch.
 const (
 	StateActive State = iota
 	StatePrepared
 	StateFenced
+	// StateDraining: producers and new subscriptions belong to Cluster; Entry.Drain says who still reads the old one.
 	StateDraining
 )
 
@@ -37,6 +38,8 @@ type Entry struct {
 	SwitchID string `json:"switch_id,omitempty"`
 	// Attempt counts the attempts of that switch.
 	Attempt uint32 `json:"attempt,omitempty"`
+	// Drain is the text of a Drain, of a draining entry, and of the prepared and fenced ones of its way back; else "".
+	Drain string `json:"drain,omitempty"`
 }
 
 // Floor tells whether e only holds the topic's epoch and the rules decide its cluster.
@@ -83,6 +86,8 @@ type Decision struct {
 	Scope string
 	// SwitchID is that of the entry or rule that decided.
 	SwitchID string
+	// Drain is that of the entry that decided: DrainHas tells whether a subscription still belongs to DrainFrom.
+	Drain string
 }
 
 // Changes says what a new table decides differently from the one before it.

@@ -82,6 +82,7 @@ func appendEntry(dst []byte, e route.Entry) []byte {
 	if e.Topic == "" {
 		return append(dst, 0)
 	}
+	constant(e.Drain)
 	return append(dst, 1|byte(e.State)<<1|byte(e.Epoch)<<3|bits(e.Cluster == "b", e.SwitchID != "")<<6, byte(e.Attempt))
 }
 
@@ -145,7 +146,7 @@ func TestTheModelKnowsEveryFieldOfTheStates(t *testing.T) {
 	for _, known := range []struct {
 		of     any
 		fields int
-	}{{Gate{}, 5}, {Proxy{}, 11}, {Lease{}, 3}, {Controller{}, 20}, {route.Entry{}, 6}, {RecordState{}, 5}, {world{}, 18}, {proc{}, 22}, {leader{}, 12}, {handle{}, 10}, {budget{}, 10}} {
+	}{{Gate{}, 5}, {Proxy{}, 11}, {Lease{}, 3}, {Controller{}, 20}, {route.Entry{}, 7}, {RecordState{}, 5}, {world{}, 18}, {proc{}, 22}, {leader{}, 12}, {handle{}, 10}, {budget{}, 10}} {
 		if n := reflect.TypeOf(known.of).NumField(); n != known.fields {
 			t.Errorf("%T has %d fields, and appendWorld was written for %d: add the new one, or worlds that differ count as one", known.of, n, known.fields)
 		}

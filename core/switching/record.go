@@ -13,6 +13,8 @@ const (
 	ModePlanned Mode = "planned"
 	// ModeImmediate flips at once.
 	ModeImmediate Mode = "immediate"
+	// ModeDrain needs no replication: producers move fenced, and each subscription follows when it has nothing left on the old cluster.
+	ModeDrain Mode = "drain"
 )
 
 // State is how far a switch has come.
@@ -29,6 +31,10 @@ const (
 	StateFenced State = "fenced"
 	// StateEvicting: the map names the new cluster; proxies are telling the clients.
 	StateEvicting State = "evicting"
+	// StateDraining, of mode drain: producers are on the new cluster, and some subscriptions read the old one still.
+	StateDraining State = "draining"
+	// StateReturned, of mode drain: the switch was taken back, and the topic is active on the old cluster, with an epoch of its own.
+	StateReturned State = "returned"
 	// StateDone: every proxy that was alive has reported that no handle of the topic is left on the old cluster.
 	StateDone State = "done"
 	// StateIncomplete: the flip holds, but some proxy did not report in time; Record.Note names it.
@@ -49,7 +55,9 @@ const (
 )
 
 // Over tells whether nothing more will happen.
-func (s State) Over() bool { return s == StateDone || s == StateIncomplete || s == StateAborted }
+func (s State) Over() bool {
+	return s == StateDone || s == StateIncomplete || s == StateAborted || s == StateReturned
+}
 
 // Member is a proxy that was alive at the flip, and so has to report.
 type Member struct {
@@ -72,7 +80,10 @@ type Record struct {
 	Mode    Mode   `json:"mode"`
 	State   State  `json:"state"`
 	Wish    Wish   `json:"wish,omitempty"`
-	Epoch   uint64 `json:"epoch"` // the epoch that the flip writes
+	Epoch   uint64 `json:"epoch"` // the epoch that the flip writes; a return writes the next one
+	// Return, of mode drain: this attempt leads back from To to From, which keep their meaning. When it is given up, it is false again and the
+	// switch drains on.
+	Return bool `json:"return,omitempty"`
 	// Assigned holds, per full topic name (with partition suffix), the logical address ("host:port") of the broker of
 	// cluster To that a LOOKUP named before the flip. A name that could not be looked up is absent.
 	Assigned map[string]string `json:"assigned,omitempty"`
@@ -155,6 +166,15 @@ func (r Record) Again(now time.Time) Record {
 	r.State, r.Wish, r.Note, r.Runner = StateRequested, "", "", ""
 	r.Started, r.Fenced, r.Flipped, r.Ended = now, time.Time{}, time.Time{}, time.Time{}
 	r.Receipt = nil
+	return r
+}
+
+// Back is the record that asks for the return of a switch that drains: the next attempt, in the other direction. Whether it is possible
+// is judged by the leader.
+func (r Record) Back() Record {
+	r.Rev++
+	r.Attempt++
+	r.State, r.Wish, r.Note, r.Runner, r.Return = StateRequested, "", "", "", true
 	return r
 }
 

@@ -16,20 +16,26 @@ import (
 
 func testConflict(t *testing.T, f *fixture) {
 	s := f.open()
-	have := &route.Entry{Topic: Topic(1), Cluster: "a", Epoch: 3, State: route.StateDraining, SwitchID: "s", Attempt: 1}
-	mustApply(t, s, Set(Topic(1), nil, have))
+	have := &route.Entry{Topic: Topic(1), Cluster: "a", Epoch: 3, State: route.StateDraining, SwitchID: "s", Attempt: 1, Drain: "z;0;3:4;=sub"}
+	begin := Set(Topic(1), nil, have)
+	begin.Switch = &switching.Record{ID: "s", Rev: 1, State: switching.StateFenced}
+	mustApply(t, s, begin)
 	wrong := map[string]*route.Entry{"absent": nil}
 	for name, alter := range map[string]func(e *route.Entry){
 		"cluster": func(e *route.Entry) { e.Cluster = "b" }, "epoch": func(e *route.Entry) { e.Epoch++ },
-		"state": func(e *route.Entry) { e.State = route.StateActive }, "switch": func(e *route.Entry) { e.SwitchID = "t" },
-		"attempt": func(e *route.Entry) { e.Attempt++ },
+		"state": func(e *route.Entry) { e.State = route.StateFenced }, "switch": func(e *route.Entry) { e.SwitchID = "t" },
+		"attempt": func(e *route.Entry) { e.Attempt++ }, "drain": func(e *route.Entry) { e.Drain = "z;0;3:4;>sub" },
 	} {
 		e := *have
 		alter(&e)
 		wrong[name] = &e
 	}
 	for name, before := range wrong {
-		err := s.Apply(context.Background(), Set(Topic(1), before, Entry(1, "b", 9)))
+		c := Set(Topic(1), before, Entry(1, "b", 9))
+		if c.Switch = begin.Switch; before != nil {
+			c.Switch = &switching.Record{ID: before.SwitchID, Rev: 2, State: switching.StateDone}
+		}
+		err := s.Apply(context.Background(), c)
 		var conflict *store.ConflictError
 		if !errors.Is(err, store.ErrConflict) || !errors.As(err, &conflict) || conflict.Name != Topic(1) {
 			t.Errorf("another %s: got %v, want a conflict that names the topic", name, err)
@@ -196,6 +202,9 @@ func testModel(t *testing.T, f *fixture) {
 					if store.Moving(e) {
 						e.SwitchID = "s"
 					}
+					if e.State == route.StateDraining || store.Moving(e) && rapid.Bool().Draw(rt, "drains") {
+						e.Drain = route.Drain{From: "z", Subs: []route.DrainSub{{Name: rapid.String().Draw(rt, "sub"), Leaving: rapid.Bool().Draw(rt, "leaving")}}}.String()
+					}
 					change.After = &e
 				}
 				if change.Before != nil && store.Moving(*change.Before) || change.After != nil && store.Moving(*change.After) {
@@ -278,6 +287,8 @@ func testMaxChange(t *testing.T, f *fixture) {
 		"a bad switch id":             {Rules: []store.RuleChange{{Scope: "t"}}, Switch: &switching.Record{ID: "a/b", Rev: 1}},
 		"a record without a revision": {Rules: []store.RuleChange{{Scope: "t"}}, Switch: &switching.Record{ID: "s"}},
 		"a fence without a switch":    Set(Topic(1), Entry(1, "a", 1), &route.Entry{Topic: Topic(1), Cluster: "a", State: route.StateFenced}),
+		"a drain without a text":      Set(Topic(1), nil, &route.Entry{Topic: Topic(1), Cluster: "a", State: route.StateDraining, SwitchID: "s"}),
+		"a drain that is misspelt":    Set(Topic(1), nil, &route.Entry{Topic: Topic(1), Cluster: "a", State: route.StateFenced, SwitchID: "s", Drain: "z;0"}),
 		"a state nobody knows":        Set(Topic(1), Entry(1, "a", 1), &route.Entry{Topic: Topic(1), State: 99}),
 	} {
 		if err := s.Apply(context.Background(), bad); err == nil || errors.Is(err, store.ErrConflict) {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 
@@ -128,6 +129,68 @@ func testMoving(t *testing.T, f *fixture) {
 	mustApply(t, other, Set(topic, p.now, nil)) // the entry is everybody's again
 	if h, err := s.History(context.Background(), 10); err != nil || len(h) != 5 || h[1].Switch != "s-1" || h[2].Switch != "s-1" || h[3].Switch != "s-1" {
 		t.Errorf("the history holds %+v, %v", h, err)
+	}
+}
+
+// testDraining: a topic that drains for days, is taken back half, and ends; it moves all the time.
+func testDraining(t *testing.T, f *fixture) {
+	s, other := f.open(), f.open()
+	v := Watch(t, other)
+	topic := Topic(1)
+	p := newPlanned(topic, nil, "s-1", 1)
+	p.must(t, s, p.prepare())
+	p.must(t, s, p.fence())
+	drain := route.Drain{From: "a", Tails: []route.Tail{{Ledger: 7, Entry: 9}, {Ledger: -1, Entry: -1}}}
+	for i := range route.MaxDrainSubs {
+		drain.Subs = append(drain.Subs, route.DrainSub{Name: fmt.Sprintf("sub\x00\xff;%04d", i)})
+	}
+	draining := func(state route.State) *route.Entry {
+		return &route.Entry{Topic: topic, Cluster: "b", State: state, Epoch: 1, SwitchID: "s-1", Attempt: p.rec.Attempt, Drain: drain.String()}
+	}
+	step := func(e *route.Entry, state switching.State) {
+		t.Helper()
+		p.must(t, s, p.step(e, state))
+		v.AwaitEntry(t, *e)
+		if have, ok := mustEntry(t, other, topic); !ok || have != *e {
+			t.Fatalf("%s: Entry reads %+v, want %+v", state, have, *e)
+		}
+		if all, err := other.Entries(context.Background()); err != nil || len(all) != 1 || all[0] != *e {
+			t.Fatalf("%s: Entries reads %+v, %v, want %+v", state, all, err, *e)
+		}
+		if e.State == route.StateActive {
+			return
+		}
+		for _, c := range []store.Change{Set(topic, e, Entry(1, "b", 9)), Set(topic, e, nil), newPlanned(topic, e, "s-2", 1).prepare()} {
+			if err := other.Apply(context.Background(), c); !errors.Is(err, store.ErrMoving) || !strings.Contains(err.Error(), "s-1") {
+				t.Errorf("%s: a foreign change: %v, want ErrMoving that names the switch", state, err)
+			}
+		}
+		last := *e
+		last.Drain = "a;0;7:9" // all but the drain
+		stale := *p
+		stale.now = &last
+		if err := other.Apply(context.Background(), stale.step(Entry(1, "b", 1), switching.StateDone)); !errors.Is(err, store.ErrConflict) {
+			t.Errorf("%s: a step from another drain: %v, want a conflict", state, err)
+		}
+	}
+	step(draining(route.StateDraining), switching.StateEvicting)
+	drain.Subs[3].Leaving = true
+	step(draining(route.StateDraining), switching.StateDraining)
+	drain.Subs[3].Leaving = false
+	p.rec.Attempt++
+	step(draining(route.StatePrepared), switching.StatePrepared) // the way back
+	step(draining(route.StateFenced), switching.StateFenced)
+	step(draining(route.StateDraining), switching.StateDraining) // given up
+	drain.Subs, drain.Gone = drain.Subs[:1], len(drain.Subs)-1
+	step(draining(route.StateDraining), switching.StateDraining)
+	drain.Subs = nil
+	step(draining(route.StateDraining), switching.StateDraining)
+	ended := draining(route.StateActive)
+	ended.Drain = ""
+	step(ended, switching.StateDone)
+	mustApply(t, other, Set(topic, ended, nil)) // the entry is everybody's again
+	if h, err := s.History(context.Background(), 1000); err != nil || len(h) < 11 || len(h[9].Entries) == 0 {
+		t.Errorf("the history has %d changes, %v", len(h), err)
 	}
 }
 

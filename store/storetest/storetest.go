@@ -42,6 +42,7 @@ func Run(t *testing.T, begin func(t *testing.T) Map) {
 		"any sequence of changes is as in a plain map":                 testModel,
 		"a change of MaxChange entries is written, one more is not":    testMaxChange,
 		"a moving entry is its switch's alone":                         testMoving,
+		"a draining entry moves until nothing is left":                 testDraining,
 		"an abort leaves what was there before":                        testMovingAbort,
 		"neighbours of a moving entry are no conflict":                 testMovingNeighbours,
 		"a plain change and a prepare never both succeed":              testMovingRace,

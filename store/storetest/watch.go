@@ -28,7 +28,7 @@ func testWatchChanges(t *testing.T, f *fixture) {
 	v := Watch(t, other)
 	v.AwaitSynced(t)
 	one, two := Neighbours()
-	first := route.Entry{Topic: one, Cluster: "a", Epoch: 3, State: route.StateDraining, SwitchID: "s-1", Attempt: 2}
+	first := route.Entry{Topic: one, Cluster: "a", Epoch: 3, SwitchID: "s-1", Attempt: 2}
 	second := route.Entry{Topic: two, Epoch: 7} // only the floor of its epoch
 	rule := route.Rule{Scope: "tenant/namespace", Cluster: "b", Epoch: 4, SwitchID: "s-2"}
 	mustApply(t, s, Set(one, nil, &first))
