@@ -32,6 +32,7 @@ type core struct {
 	switches map[string]*switchState
 	order    []string        // ids of switches, oldest first
 	running  map[string]bool // ids of those that are not over
+	batches  map[string]*batchState
 	tagKey   []byte
 	proxies  map[string]Proxy
 	tombs    map[string]Tombstone // by proxy and incarnation
@@ -49,13 +50,15 @@ type switchState struct {
 }
 
 // record is one change of a core, as it is written to a journal: a change with or without a switch record, a switch record
-// alone, an ack, or the tag key.
+// alone, an ack, the tag key, or something of a batch.
 type record struct {
 	Seq    uint64            `json:"seq"`
 	Change *HistoryEntry     `json:"change,omitempty"`
 	Switch *switching.Record `json:"switch,omitempty"`
 	Ack    *ackRecord        `json:"ack,omitempty"`
 	TagKey []byte            `json:"tag_key,omitempty"`
+	Batch  *switching.Batch  `json:"batch,omitempty"`
+	Part   *partRecord       `json:"part,omitempty"`
 }
 
 type ackRecord struct {
@@ -78,6 +81,7 @@ func newCore() *core {
 	return &core{
 		switches: map[string]*switchState{},
 		running:  map[string]bool{},
+		batches:  map[string]*batchState{},
 		proxies:  map[string]Proxy{},
 		tombs:    map[string]Tombstone{},
 		docs:     map[string]map[string]Document{},
@@ -188,6 +192,8 @@ func (c *core) apply(r record) {
 		}
 	case r.TagKey != nil:
 		c.tagKey = r.TagKey
+	case r.Batch != nil || r.Part != nil:
+		c.setBatch(r)
 	}
 	c.wake()
 }

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 
 	"pointsman/core/route"
+	"pointsman/core/switching"
 )
 
 // A snapshot is a whole map at one sequence number. The first byte of each payload says what it is; the end record
@@ -20,6 +21,7 @@ const (
 	snapshotRules  = 'R' // JSON []route.Rule
 	snapshotSwitch = 'S' // JSON switchState, oldest first
 	snapshotKey    = 'K' // the tag key
+	snapshotBatch  = 'A' // JSON batchState
 	snapshotEnd    = 'E' // JSON number of the payloads before it
 
 	snapshotFormat = 1
@@ -37,6 +39,7 @@ type image struct {
 	rules    []route.Rule
 	switches [][]byte
 	tagKey   []byte
+	batches  [][]byte
 }
 
 func (c *core) image() (*image, error) {
@@ -47,6 +50,13 @@ func (c *core) image() (*image, error) {
 			return nil, err
 		}
 		im.switches = append(im.switches, text)
+	}
+	for _, b := range c.batches {
+		text, err := json.Marshal(b)
+		if err != nil {
+			return nil, err
+		}
+		im.batches = append(im.batches, text)
 	}
 	return im, nil
 }
@@ -95,6 +105,11 @@ func (im *image) write(dir string) (int64, error) {
 				return err
 			}
 		}
+		for _, b := range im.batches {
+			if err := put(snapshotBatch, b); err != nil {
+				return err
+			}
+		}
 		if err := putJSON(snapshotEnd, count); err != nil {
 			return err
 		}
@@ -131,6 +146,14 @@ func readSnapshot(dir string, seq uint64) (*core, int64, error) {
 			var s switchState
 			if err = json.Unmarshal(body, &s); err == nil {
 				c.putSwitch(&s)
+			}
+		case snapshotBatch:
+			s := batchState{}
+			if err = json.Unmarshal(body, &s); err == nil {
+				if s.Parts == nil {
+					s.Parts = map[int]switching.BatchPart{}
+				}
+				c.batches[s.Batch.ID] = &s
 			}
 		case snapshotKey:
 			c.tagKey = append([]byte(nil), body...)

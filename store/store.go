@@ -203,6 +203,8 @@ type Store interface {
 	// Acks reads the acks of a switch, as of now.
 	Acks(ctx context.Context, id string) ([]switching.Ack, error)
 
+	Batches
+
 	// History reads the newest changes, newest first, at most limit. It is bounded: the oldest are dropped, and with
 	// them the records of the switches that began then and are over.
 	History(ctx context.Context, limit int) ([]HistoryEntry, error)

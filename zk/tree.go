@@ -65,7 +65,7 @@ func (s *Store) boot(ctx context.Context) error {
 			err = s.rootGone(s.root + "/meta")
 		}
 	}
-	for _, later := range []string{"/moving", "/tombstones", "/running", "/documents"} { // a tree may have been made before there were these
+	for _, later := range []string{"/moving", "/tombstones", "/running", "/documents", "/batches", "/batching"} { // a tree may have been made before there were these
 		if err == nil {
 			err = s.ensure(ctx, s.root+later, nil, s.acl)
 		}

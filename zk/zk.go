@@ -59,6 +59,8 @@ type Config struct {
 //	leader                   ephemeral: who leads
 //	running/<id>             empty; there while the record of that switch is not over
 //	switches/<id>            record; acks/<attempt>-<phase>-<proxy>@<incarnation> below it
+//	batches/<id>             record of a batch; <part> below it, its topics
+//	batching/<id>            empty; there while the record of that batch is not over
 //	history                  {"segment":n}: the segment that is written to
 //	history/<segment>/<c|s|r>-<seq>  changes; "s" those that made a switch, "r" switches that were made without one
 //	documents/<kind>/<name>  values that are no part of the map (store.Document)

@@ -53,6 +53,8 @@ func Run(t *testing.T, begin func(t *testing.T) Map) {
 		"what is running is listed, whatever has ended since":          testRunning,
 		"of two writers of a revision one succeeds":                    testRevisions,
 		"acks are kept for each attempt, phase and process":            testAcks,
+		"batches are kept by revision, with their parts":               testBatches,
+		"batches that run are listed, and old ones dropped":            testBatchesBounded,
 		"a registration is announced, replaced and ended":              testRegister,
 		"a member is live with the incarnation that it names":          testIncarnations,
 		"who has registered has the map of that moment":                testRegisterDelivers,
