@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 )
@@ -24,6 +25,8 @@ type Artifacts struct {
 	Pointsman string // bin/pointsman; PointsmanErr says why there is none
 	// PointsmanErr is set when the binary could not be built: everything but the Pointsman tests can still run.
 	PointsmanErr error
+
+	mu sync.Mutex // held while Maven runs
 }
 
 // Preflight names every tool that is missing, each with the command that installs it; nil when all are there.
@@ -94,6 +97,30 @@ func (a *Artifacts) preparePython(ctx context.Context, here string) error {
 	})
 }
 
+// Classpath is that of one broker of another version (pom-versions.xml). The jars are in Maven's own repository; they are fetched when they are not there (yet, or any more).
+func (a *Artifacts) Classpath(ctx context.Context, version string) (string, error) {
+	a.mu.Lock() // Maven's repository is for one at a time
+	defer a.mu.Unlock()
+	pom, list := filepath.Join(a.Cache, "..", "pom-versions.xml"), filepath.Join(a.Cache, "classpath-"+version)
+	fetch := func() error {
+		return run(ctx, a.Cache, "mvn", "-q", "-B", "-f", pom, "-Dpulsar.version="+version, "dependency:build-classpath", "-Dmdep.outputFile="+list)
+	}
+	err := once(list, pom, fetch)
+	jars, readErr := os.ReadFile(list)
+	if err == nil && !allExist(filepath.SplitList(string(jars))) {
+		err = fetch()
+		jars, readErr = os.ReadFile(list)
+	}
+	if err := errors.Join(err, readErr); err != nil {
+		return "", fmt.Errorf("fetch the jars of Pulsar %s: %w", version, err)
+	}
+	return strings.TrimSpace(string(jars)), nil
+}
+
+func allExist(files []string) bool {
+	return !slices.ContainsFunc(files, func(name string) bool { _, err := os.Stat(strings.TrimSpace(name)); return err != nil })
+}
+
 // once runs make unless it already succeeded for target with the same contents of source.
 func once(target, source string, make func() error) error {
 	contents, err := os.ReadFile(source)
@@ -123,8 +150,13 @@ func run(ctx context.Context, dir, name string, args ...string) error {
 	return nil
 }
 
-// javaCommand runs a class on the jars. heap is both the heap's and the direct memory's limit, in MiB.
+// javaCommand runs a class on the jars of the rig. heap and direct are limits in MiB.
 func (a *Artifacts) javaCommand(heap, direct int, class string, args ...string) *exec.Cmd {
+	return a.javaOn(filepath.Join(a.Jars, "*")+string(os.PathListSeparator)+a.Classes, heap, direct, class, args...)
+}
+
+// javaOn is javaCommand on another class path.
+func (a *Artifacts) javaOn(classpath string, heap, direct int, class string, args ...string) *exec.Cmd {
 	flags := []string{
 		// Tests end long before the second compiler would have paid for itself, on few cores.
 		"-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto", "-Xms64m",
@@ -140,6 +172,6 @@ func (a *Artifacts) javaCommand(heap, direct int, class string, args ...string) 
 	} {
 		flags = append(flags, "--add-opens", open+"=ALL-UNNAMED")
 	}
-	flags = append(flags, "-cp", filepath.Join(a.Jars, "*")+string(os.PathListSeparator)+a.Classes, class)
+	flags = append(flags, "-cp", classpath, class)
 	return exec.Command("java", append(flags, args...)...)
 }

@@ -15,7 +15,13 @@ import (
 // faultyPair is two proxies with a map of their own, which a test may kill.
 func faultyPair(t *testing.T, name string) [2]*Pointsman {
 	t.Helper()
-	proxies, err := newPair(name, name+"-"+runID)
+	return pairOf(t, name, rig.PointsmanConfig(name+"-"+runID, ""))
+}
+
+// pairOf starts two proxies with a map of their own, that of the configuration, which is NAME-RUN, and ends them with the test.
+func pairOf(t *testing.T, name, config string) [2]*Pointsman {
+	t.Helper()
+	proxies, err := startTwo(name, name+"-"+runID, config)
 	t.Cleanup(func() {
 		for _, p := range proxies {
 			if p != nil && p.Proc != nil {

@@ -189,11 +189,16 @@ func onlyOn(t *testing.T, topic string, c *Cluster, messages int64) {
 var startPair = sync.OnceValues(func() (pair [2]*Pointsman, err error) { return newPair("p", "pointsman-"+runID) })
 
 // newPair starts two proxies that share a map of their own.
-func newPair(name, chroot string) (pair [2]*Pointsman, err error) {
+func newPair(name, chroot string) ([2]*Pointsman, error) {
+	return startTwo(name, chroot, rig.PointsmanConfig(chroot, ""))
+}
+
+// startTwo starts two proxies of a configuration whose map lies under chroot.
+func startTwo(name, chroot, config string) (pair [2]*Pointsman, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
 	defer cancel()
 	for i := range pair {
-		if pair[i], err = StartPointsman(ctx, artifacts, processes, rig.Dir, fmt.Sprintf("%s%d", name, i+1), rig.PointsmanConfig(chroot, "")); err != nil {
+		if pair[i], err = StartPointsman(ctx, artifacts, processes, rig.Dir, fmt.Sprintf("%s%d", name, i+1), config); err != nil {
 			return pair, err
 		}
 		pair[i].Map = rig.MapZK + "/" + chroot

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"pointsman/core/switching"
 )
 
 // SW-07: a consumer that has nothing to do moves at once, and gets what is published afterwards.
@@ -47,7 +49,6 @@ func TestAnIdleConsumerMovesAtOnce(t *testing.T) {
 
 // GR-02: messages that are in the application's hands, or were passed over, come again: exactly as many as the receipt has forecast.
 func TestDuplicatesAreAsManyAsWereForecast(t *testing.T) {
-	const count, skip, lag = 2_000, 50, 100
 	for _, client := range Clients {
 		t.Run(string(client), func(t *testing.T) {
 			t.Parallel()
@@ -55,63 +56,70 @@ func TestDuplicatesAreAsManyAsWereForecast(t *testing.T) {
 			if client == Go {
 				proxies = faultyPair(t, "forecast") // so young that the old cluster is made to unload the topic, and forgets what consumers have
 			}
-			topic := newTopic("acme/geo", "forecast-"+string(client))
-			setRoute(t, proxies[0], topic, "a")
-			awaitRouteOn(t, proxies[0], topic, "a")
-			awaitRouteOn(t, proxies[1], topic, "a")
-			subs := []string{"shared", "key_shared"}
-			live := startDriver(t, client, "live", "--url", proxies[0].URL, "--read-url", proxies[1].URL, "--topics", topic, "--rates", "2000", "--batch", "false", "--keys", "10",
-				"--subs", "shared:shared:individual:1,key_shared:key_shared:individual:1", "--skip", strconv.Itoa(skip), "--lag", strconv.Itoa(lag))
-			await(t, live, "messages", func(r Record) bool { return len(r.Acks) >= count })
-			must(t, live.Say("stop"))
-			record := await(t, live, "the producer to stop", func(r Record) bool { return r.Stopped })
-			sent := len(record.Acks)
-			await(t, live, "both subscriptions to have everything", func(r Record) bool { return len(r.Recvs) == 2*sent })
-			// Of the last ones, the client has lag in hand that it would acknowledge.
-			holes := 0
-			for n := range sent {
-				if n%skip == 0 {
-					holes++
-				}
-			}
-			open := int64(holes + lag)
-			must(t, WaitUntil(limited(t, 20*time.Second), fmt.Sprintf("%d unacknowledged messages of each subscription", open), func() (bool, error) {
-				stats, err := rig.A.Stats(t.Context(), topic)
-				return stats.Subscriptions["shared"].MsgBacklog == open && stats.Subscriptions["key_shared"].MsgBacklog == open, err
-			}))
-			rec := plannedDone(t, proxies[1], topic, rig.B)
+			rec := duplicatesAreForecast(t, client, proxies, [2]*Cluster{rig.A, rig.B}, newTopic("acme/geo", "forecast-"+string(client)), "messages in hand and passed over")
 			if client == Go && !rec.Receipt.Evicted {
 				t.Error("the topic was not evicted: the test shows nothing about the forecast after an eviction")
 			}
-			for _, s := range rec.Receipt.Subscriptions {
-				if s.Unacked != open || s.Repeated+s.Missing != 0 {
-					t.Errorf("subscription %s: forecast %+v, want %d duplicates", s.Subscription, s, open)
-				}
-			}
-			await(t, live, "what is not acknowledged to come again", func(r Record) bool { return len(r.Recvs) >= 2*(sent+int(open)) })
-			must(t, live.Say("quit"))
-			record = finish(t, 30*time.Second, live)
-			for _, name := range subs {
-				var recvs []Event
-				for _, e := range record.Recvs {
-					if e.S == name {
-						recvs = append(recvs, e)
-					}
-				}
-				d := Compare(record.Acks, recvs)
-				row := Row{Mode: "planned", Scenario: "messages in hand and passed over", Client: string(client), Subscription: name + ", individual acks, 1 consumer(s)", Forecast: &open, Holds: []float64{rec.Receipt.HoldMillis}}
-				row.take(d, len(record.Errors))
-				row.save(t)
-				t.Logf("%s: %v; forecast %d", name, d, open)
-				if int64(d.Duplicates) != open {
-					t.Errorf("%s: %d duplicates, the receipt forecast %d", name, d.Duplicates, open)
-				}
-				if d.Duplicates = 0; !d.Perfect() {
-					t.Errorf("%s: %v; want nothing lost, and the first copies in order", name, d)
-				}
-			}
 		})
 	}
+}
+
+// duplicatesAreForecast moves a topic from the first to the second cluster, whose consumers have passed over some messages and have some in hand.
+func duplicatesAreForecast(t *testing.T, client Client, proxies [2]*Pointsman, clusters [2]*Cluster, topic, scenario string) switching.Record {
+	t.Helper()
+	const count, skip, lag = 2_000, 50, 100
+	setRoute(t, proxies[0], topic, clusters[0].Name)
+	awaitRouteOn(t, proxies[0], topic, clusters[0].Name)
+	awaitRouteOn(t, proxies[1], topic, clusters[0].Name)
+	subs := []string{"shared", "key_shared"}
+	live := startDriver(t, client, "live", "--url", proxies[0].URL, "--read-url", proxies[1].URL, "--topics", topic, "--rates", "2000", "--batch", "false", "--keys", "10",
+		"--subs", "shared:shared:individual:1,key_shared:key_shared:individual:1", "--skip", strconv.Itoa(skip), "--lag", strconv.Itoa(lag))
+	await(t, live, "messages", func(r Record) bool { return len(r.Acks) >= count })
+	must(t, live.Say("stop"))
+	record := await(t, live, "the producer to stop", func(r Record) bool { return r.Stopped })
+	sent := len(record.Acks)
+	await(t, live, "both subscriptions to have everything", func(r Record) bool { return len(r.Recvs) == 2*sent })
+	// Of the last ones, the client has lag in hand that it would acknowledge.
+	holes := 0
+	for n := range sent {
+		if n%skip == 0 {
+			holes++
+		}
+	}
+	open := int64(holes + lag)
+	must(t, WaitUntil(limited(t, 20*time.Second), fmt.Sprintf("%d unacknowledged messages of each subscription", open), func() (bool, error) {
+		stats, err := clusters[0].Stats(t.Context(), topic)
+		return stats.Subscriptions["shared"].MsgBacklog == open && stats.Subscriptions["key_shared"].MsgBacklog == open, err
+	}))
+	rec := plannedDone(t, proxies[1], topic, clusters[1])
+	for _, s := range rec.Receipt.Subscriptions {
+		if s.Unacked != open || s.Repeated+s.Missing != 0 {
+			t.Errorf("subscription %s: forecast %+v, want %d duplicates", s.Subscription, s, open)
+		}
+	}
+	await(t, live, "what is not acknowledged to come again", func(r Record) bool { return len(r.Recvs) >= 2*(sent+int(open)) })
+	must(t, live.Say("quit"))
+	record = finish(t, 30*time.Second, live)
+	for _, name := range subs {
+		var recvs []Event
+		for _, e := range record.Recvs {
+			if e.S == name {
+				recvs = append(recvs, e)
+			}
+		}
+		d := Compare(record.Acks, recvs)
+		row := Row{Mode: "planned", Scenario: scenario, Client: string(client), Subscription: name + ", individual acks, 1 consumer(s)", Forecast: &open, Holds: []float64{rec.Receipt.HoldMillis}}
+		row.take(d, len(record.Errors))
+		row.save(t)
+		t.Logf("%s: %v; forecast %d", name, d, open)
+		if int64(d.Duplicates) != open {
+			t.Errorf("%s: %d duplicates, the receipt forecast %d", name, d.Duplicates, open)
+		}
+		if d.Duplicates = 0; !d.Perfect() {
+			t.Errorf("%s: %v; want nothing lost, and the first copies in order", name, d)
+		}
+	}
+	return rec
 }
 
 // SW-02, SW-03: an application that has stored an id before a switch begins behind that message with it afterwards, there and back, by a new reader and by a seek; and a
@@ -122,74 +130,81 @@ func TestAStoredIDMeansTheSameMessageAfterASwitch(t *testing.T) {
 	for _, client := range Clients {
 		t.Run(string(client), func(t *testing.T) {
 			t.Parallel()
-			const part, stored = 200, 77
-			topic := newTopic("acme/geo", "stored-"+string(client))
-			setRoute(t, proxies[0], topic, "a")
-			awaitRoute(t, topic, "a")
-			publish := func(first int) {
-				t.Helper()
-				got := runDriver(t, 30*time.Second, client, "produce", "--url", proxies[0].URL, "--topic", topic, "--count", strconv.Itoa(part), "--start", strconv.Itoa(first), "--rate", "2000")
-				if len(got.Acks) != part {
-					t.Fatalf("%d receipts, want %d", len(got.Acks), part)
-				}
-			}
-			// read gives the ids by number, of everything behind an id.
-			read := func(from string, first, next int) map[int64]string {
-				t.Helper()
-				args := []string{"--url", proxies[1].URL, "--topic", topic, "--to-end", "true", "--ids", "true"}
-				if from != "" {
-					args = append(args, "--from", from)
-				}
-				got := runDriver(t, 60*time.Second, client, "reader", args...)
-				ids := map[int64]string{}
-				for i, e := range got.Recvs {
-					if ids[e.N] = e.Stored; e.N != int64(first+i) {
-						t.Fatalf("message %d of the reader is number %d, want %d", i, e.N, first+i)
-					}
-				}
-				if len(got.Recvs) != next-first {
-					t.Errorf("the reader came to number %d, the last is %d", first+len(got.Recvs)-1, next-1)
-				}
-				return ids
-			}
-			// seek gives the first number that a new subscription gets after seeking an id, having checked that the rest follows.
-			seek := func(from string, next int) int64 {
-				t.Helper()
-				name := fmt.Sprintf("seek-%d", topicSeq.Add(1))
-				got := runDriver(t, 60*time.Second, client, "consume", "--url", proxies[1].URL, "--topic", topic, "--sub", name, "--from", from, "--count", "1000000", "--idle", "2500")
-				for i, e := range got.Recvs {
-					if e.N != got.Recvs[0].N+int64(i) {
-						t.Fatalf("after a seek message %d is number %d, want %d", i, e.N, got.Recvs[0].N+int64(i))
-					}
-				}
-				if len(got.Recvs) == 0 || got.Recvs[len(got.Recvs)-1].N != int64(next-1) {
-					t.Fatalf("after a seek %d messages came, want all up to number %d", len(got.Recvs), next-1)
-				}
-				return got.Recvs[0].N
-			}
-			publish(0)
-			ids := read("", 0, part)
-			onA := ids[stored]
-			baseline := seek(onA, part)
-			if baseline != stored && baseline != stored+1 {
-				t.Fatalf("a seek of number %d begins at %d", stored, baseline)
-			}
-
-			plannedDone(t, proxies[0], topic, rig.B)
-			publish(part)
-			ids = read(onA, stored+1, 2*part)
-			onB := ids[part+stored]
-			if got := seek(onA, 2*part); got != baseline {
-				t.Errorf("on cluster b a seek of an id of cluster a begins at %d, on a it did at %d", got, baseline)
-			}
-
-			plannedDone(t, proxies[1], topic, rig.A)
-			publish(2 * part)
-			read(onA, stored+1, 3*part)
-			read(onB, part+stored+1, 3*part)
-			if got := seek(onB, 3*part); got != baseline+part {
-				t.Errorf("back on cluster a a seek of an id of cluster b begins at %d, want %d", got, baseline+part)
-			}
+			storedIDsMeanTheSame(t, client, proxies, [2]*Cluster{rig.A, rig.B}, newTopic("acme/geo", "stored-"+string(client)))
 		})
+	}
+}
+
+// storedIDsMeanTheSame moves a topic from the first to the second cluster and back.
+func storedIDsMeanTheSame(t *testing.T, client Client, proxies [2]*Pointsman, clusters [2]*Cluster, topic string) {
+	t.Helper()
+	const part, stored = 200, 77
+	setRoute(t, proxies[0], topic, clusters[0].Name)
+	for _, p := range proxies {
+		awaitRouteOn(t, p, topic, clusters[0].Name)
+	}
+	publish := func(first int) {
+		t.Helper()
+		got := runDriver(t, 30*time.Second, client, "produce", "--url", proxies[0].URL, "--topic", topic, "--count", strconv.Itoa(part), "--start", strconv.Itoa(first), "--rate", "2000")
+		if len(got.Acks) != part {
+			t.Fatalf("%d receipts, want %d", len(got.Acks), part)
+		}
+	}
+	// read gives the ids by number, of everything behind an id.
+	read := func(from string, first, next int) map[int64]string {
+		t.Helper()
+		args := []string{"--url", proxies[1].URL, "--topic", topic, "--to-end", "true", "--ids", "true"}
+		if from != "" {
+			args = append(args, "--from", from)
+		}
+		got := runDriver(t, 60*time.Second, client, "reader", args...)
+		ids := map[int64]string{}
+		for i, e := range got.Recvs {
+			if ids[e.N] = e.Stored; e.N != int64(first+i) {
+				t.Fatalf("message %d of the reader is number %d, want %d", i, e.N, first+i)
+			}
+		}
+		if len(got.Recvs) != next-first {
+			t.Errorf("the reader came to number %d, the last is %d", first+len(got.Recvs)-1, next-1)
+		}
+		return ids
+	}
+	// seek gives the first number that a new subscription gets after seeking an id, having checked that the rest follows.
+	seek := func(from string, next int) int64 {
+		t.Helper()
+		name := fmt.Sprintf("seek-%d", topicSeq.Add(1))
+		got := runDriver(t, 60*time.Second, client, "consume", "--url", proxies[1].URL, "--topic", topic, "--sub", name, "--from", from, "--count", "1000000", "--idle", "2500")
+		for i, e := range got.Recvs {
+			if e.N != got.Recvs[0].N+int64(i) {
+				t.Fatalf("after a seek message %d is number %d, want %d", i, e.N, got.Recvs[0].N+int64(i))
+			}
+		}
+		if len(got.Recvs) == 0 || got.Recvs[len(got.Recvs)-1].N != int64(next-1) {
+			t.Fatalf("after a seek %d messages came, want all up to number %d", len(got.Recvs), next-1)
+		}
+		return got.Recvs[0].N
+	}
+	publish(0)
+	ids := read("", 0, part)
+	onA := ids[stored]
+	baseline := seek(onA, part)
+	if baseline != stored && baseline != stored+1 {
+		t.Fatalf("a seek of number %d begins at %d", stored, baseline)
+	}
+
+	plannedDone(t, proxies[0], topic, clusters[1])
+	publish(part)
+	ids = read(onA, stored+1, 2*part)
+	onB := ids[part+stored]
+	if got := seek(onA, 2*part); got != baseline {
+		t.Errorf("on cluster %s a seek of an id of cluster %s begins at %d, on that one it did at %d", clusters[1].Name, clusters[0].Name, got, baseline)
+	}
+
+	plannedDone(t, proxies[1], topic, clusters[0])
+	publish(2 * part)
+	read(onA, stored+1, 3*part)
+	read(onB, part+stored+1, 3*part)
+	if got := seek(onB, 3*part); got != baseline+part {
+		t.Errorf("back on cluster %s a seek of an id of cluster %s begins at %d, want %d", clusters[0].Name, clusters[1].Name, got, baseline+part)
 	}
 }

@@ -178,6 +178,7 @@ type loadConfig struct {
 	flags    []string
 	reverse  bool          // the way back by `switch reverse`
 	proxies  [2]*Pointsman // zero: those that all tests share
+	clusters [2]*Cluster   // zero: a and b
 }
 
 // load is a live driver on a topic that moves: its producer comes by the first proxy, its consumers by the second.
@@ -206,11 +207,14 @@ func startLoad(t *testing.T, c loadConfig) *load {
 	if c.rate == 0 {
 		c.rate = plannedRate()
 	}
-	setRoute(t, c.proxies[0], c.topic, "a")
-	for _, p := range c.proxies {
-		awaitRouteOn(t, p, c.topic, "a")
+	if c.clusters[0] == nil {
+		c.clusters = [2]*Cluster{rig.A, rig.B}
 	}
-	l := &load{t: t, c: c, at: rig.A, highest: map[string]int64{}}
+	setRoute(t, c.proxies[0], c.topic, c.clusters[0].Name)
+	for _, p := range c.proxies {
+		awaitRouteOn(t, p, c.topic, c.clusters[0].Name)
+	}
+	l := &load{t: t, c: c, at: c.clusters[0], highest: map[string]int64{}}
 	for _, s := range c.subs {
 		name, _, _ := strings.Cut(s, ":")
 		l.names = append(l.names, name)
@@ -281,10 +285,14 @@ func (l *load) moved(rec switching.Record, to *Cluster) {
 }
 
 func (l *load) other() *Cluster {
-	if l.at == rig.A {
-		return rig.B
+	if l.at == l.c.clusters[0] {
+		return l.c.clusters[1]
 	}
-	return rig.A
+	return l.c.clusters[0]
+}
+
+func (l *load) named(cluster string) *Cluster {
+	return l.c.clusters[slices.IndexFunc(l.c.clusters[:], func(c *Cluster) bool { return c.Name == cluster })]
 }
 
 // save adds the row to the file that E2E_RESULTS names.
@@ -306,7 +314,7 @@ func (r *Row) save(t *testing.T) {
 // nothingNewOn checks that no client's message came to the old cluster after the last one of the drain (promise 2).
 func (l *load) nothingNewOn(rec switching.Record) {
 	l.t.Helper()
-	old := carrier(l.t, map[string]*Cluster{"a": rig.A, "b": rig.B}[rec.From])
+	old := carrier(l.t, l.named(rec.From))
 	for part, text := range rec.Receipt.Tail {
 		tail, err := pulsaradmin.ParsePosition(text)
 		must(l.t, err)

@@ -87,6 +87,15 @@ func (r *Rig) PointsmanConfig(chroot, alias string) string {
 	return r.listenerTLS("proxy") + config
 }
 
+// ConfigOf is the same for other clusters, all found by their ZooKeepers; the first one is the default.
+func (r *Rig) ConfigOf(chroot string, clusters ...*Cluster) string {
+	config := r.listenerTLS("proxy") + fmt.Sprintf("store: { type: zookeeper, servers: %q, session_timeout: 10s }\ndefault_cluster: %s\nclusters:\n", r.MapZK+"/"+chroot, clusters[0].Name)
+	for _, c := range clusters {
+		config += clusterConfig(c.Name, fmt.Sprintf("metadata_store: %q", "zk:"+c.ZooKeeper), c)
+	}
+	return config
+}
+
 // listenerTLS has the proxy show one of the rig's certificates.
 func (r *Rig) listenerTLS(name string) string {
 	return fmt.Sprintf("tls: { certificate_file: %s, key_file: %s }\n", r.tlsFile(name+".pem"), r.tlsFile(name+"-key.pem"))
@@ -109,7 +118,10 @@ func clusterConfig(name, discovery string, c *Cluster) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "  %s:\n    %s\n    web_url: %q\n    listener_name: external\n    resolve:\n", name, discovery, c.Brokers[0].WebURL)
 	for _, broker := range c.Brokers {
-		fmt.Fprintf(&b, "      %q: %q\n      %q: %q\n", broker.Logical, broker.Addr, broker.LogicalTLS, broker.AddrTLS)
+		fmt.Fprintf(&b, "      %q: %q\n", broker.Logical, broker.Addr)
+		if broker.LogicalTLS != "" {
+			fmt.Fprintf(&b, "      %q: %q\n", broker.LogicalTLS, broker.AddrTLS)
+		}
 	}
 	return b.String()
 }

@@ -25,6 +25,7 @@ const (
 	brokerHeap, brokerDirect         = 384, 384
 	proxyHeap, proxyDirect           = 192, 256
 	zookeeperHeap, zookeeperDirect   = 96, 64
+	loneHeap, loneDirect             = 320, 256 // of another version
 )
 
 // startLimit is how long the clusters may take to answer their health checks.
@@ -46,6 +47,8 @@ type Cluster struct {
 	Name      string   `json:"name"`
 	ZooKeeper string   `json:"zookeeper"`
 	Brokers   []Broker `json:"brokers"`
+	// Version is that of a cluster besides a and b (StartLone); "" is the rig's.
+	Version string `json:"version,omitempty"`
 }
 
 // URL is the service URL that names all brokers.
@@ -207,32 +210,18 @@ func (r *Rig) start(ctx context.Context) error {
 	return r.waitOfficialProxy(ctx)
 }
 
-// brokerConfig is common to the standalone and the second broker of a cluster.
-func (r *Rig) brokerConfig(c *Cluster, i int) string {
-	b := c.Brokers[i]
-	return strings.Join([]string{
+// commonConfig is common to all brokers.
+func commonConfig(c *Cluster) []string {
+	return []string{
 		"clusterName=" + c.Name,
 		"bindAddress=127.0.0.1",
-		"advertisedListeners=internal:pulsar://" + b.Addr + ",internal:pulsar+ssl://" + b.AddrTLS + ",external:pulsar://" + b.Logical + ",external:pulsar+ssl://" + b.LogicalTLS,
 		"internalListenerName=internal",
-		"brokerServicePort=" + portOf(b.Addr),
-		"brokerServicePortTls=" + portOf(b.AddrTLS),
-		"tlsCertificateFilePath=" + r.tlsFile("broker.pem"),
-		"tlsKeyFilePath=" + r.tlsFile("broker-key.pem"),
-		"tlsTrustCertsFilePath=" + r.tlsFile("ca.pem"),
-		"webServicePort=" + portOf(b.WebURL),
 		"numIOThreads=2",
 		"numHttpServerThreads=8",
 		"managedLedgerDefaultEnsembleSize=1",
 		"managedLedgerDefaultWriteQuorum=1",
 		"managedLedgerDefaultAckQuorum=1",
 		"allowLoopback=true",
-		// Two brokers share the bundles, but nothing may move by itself while a test measures.
-		"loadBalancerEnabled=true",
-		"loadBalancerSheddingEnabled=false",
-		"loadBalancerAutoBundleSplitEnabled=false",
-		"loadManagerClassName=org.apache.pulsar.broker.loadbalance.impl.ModularLoadManagerImpl",
-		"loadBalancerLoadPlacementStrategy=org.apache.pulsar.broker.loadbalance.impl.RoundRobinBrokerSelector",
 		"transactionCoordinatorEnabled=false",
 		"systemTopicEnabled=true",
 		"topicLevelPoliciesEnabled=true",
@@ -242,8 +231,28 @@ func (r *Rig) brokerConfig(c *Cluster, i int) string {
 		"journalSyncData=false",
 		// Without it a bookie refuses entries of 5 MiB and the broker creates ledgers in a loop.
 		"nettyMaxFrameSizeBytes=5253120",
+	}
+}
+
+// brokerConfig is common to the standalone and the second broker of a cluster.
+func (r *Rig) brokerConfig(c *Cluster, i int) string {
+	b := c.Brokers[i]
+	return strings.Join(append(commonConfig(c),
+		"advertisedListeners=internal:pulsar://"+b.Addr+",internal:pulsar+ssl://"+b.AddrTLS+",external:pulsar://"+b.Logical+",external:pulsar+ssl://"+b.LogicalTLS,
+		"brokerServicePort="+portOf(b.Addr),
+		"brokerServicePortTls="+portOf(b.AddrTLS),
+		"tlsCertificateFilePath="+r.tlsFile("broker.pem"),
+		"tlsKeyFilePath="+r.tlsFile("broker-key.pem"),
+		"tlsTrustCertsFilePath="+r.tlsFile("ca.pem"),
+		"webServicePort="+portOf(b.WebURL),
+		// Two brokers share the bundles, but nothing may move by itself while a test measures.
+		"loadBalancerEnabled=true",
+		"loadBalancerSheddingEnabled=false",
+		"loadBalancerAutoBundleSplitEnabled=false",
+		"loadManagerClassName=org.apache.pulsar.broker.loadbalance.impl.ModularLoadManagerImpl",
+		"loadBalancerLoadPlacementStrategy=org.apache.pulsar.broker.loadbalance.impl.RoundRobinBrokerSelector",
 		"",
-	}, "\n")
+	), "\n")
 }
 
 // tlsFile is a file that writeCertificates has made: ca.pem, and certificate and key of the brokers, of the proxies, and for another name.
@@ -282,6 +291,88 @@ func (r *Rig) startStandalone(c *Cluster, bookiePort int) error {
 	cmd.Dir = dir
 	cmd.Env = append(os.Environ(), "PULSAR_STANDALONE_USE_ZOOKEEPER=1")
 	return r.spawn("standalone-"+c.Name, func(name string) (*Process, error) { return r.procs.Start(name, cmd) })
+}
+
+// StartLone starts a cluster of one broker of another version, with a ZooKeeper and a bookie, and waits until it is healthy. Its broker carries the
+// same name as those of the other clusters. Process "lone-NAME" is it; stopping it is the caller's.
+func (r *Rig) StartLone(ctx context.Context, name, version string) (*Cluster, error) {
+	classpath, err := r.art.Classpath(ctx, version)
+	if err != nil {
+		return nil, err
+	}
+	ports, err := FreePorts(4)
+	if err != nil {
+		return nil, err
+	}
+	c := &Cluster{Name: name, Version: version, ZooKeeper: local(ports[0]), Brokers: []Broker{{Logical: "broker-0:6650", Addr: local(ports[1]), WebURL: "http://" + local(ports[2])}}}
+	dir := filepath.Join(r.Dir, name)
+	conf := filepath.Join(dir, "standalone.conf")
+	if err := freshFile(conf, strings.Join(append(commonConfig(c),
+		"advertisedListeners=internal:pulsar://"+c.Brokers[0].Addr+",external:pulsar://"+c.Brokers[0].Logical,
+		"brokerServicePort="+portOf(c.Brokers[0].Addr),
+		"webServicePort="+portOf(c.Brokers[0].WebURL),
+		"loadBalancerEnabled=false",
+		""), "\n")); err != nil {
+		return nil, err
+	}
+	cmd := r.art.javaOn(classpath, loneHeap, loneDirect, "org.apache.pulsar.PulsarStandaloneStarter",
+		"--config", conf, "--wipe-data", "--zookeeper-dir", filepath.Join(dir, "zk"), "--bookkeeper-dir", filepath.Join(dir, "bk"),
+		"--zookeeper-port", portOf(c.ZooKeeper), "--bookkeeper-port", strconv.Itoa(ports[3]), "-nfw", "-nss")
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "PULSAR_STANDALONE_USE_ZOOKEEPER=1")
+	if err := r.spawn("lone-"+name, func(process string) (*Process, error) { return r.procs.Start(process, cmd) }); err != nil {
+		return nil, err
+	}
+	return c, WaitUntil(ctx, "cluster "+name+" (Pulsar "+version+") to be healthy", func() (bool, error) {
+		if p := r.Process("lone-" + name); !p.Alive() {
+			return false, fmt.Errorf("it has ended; its log %s ends with:\n%s", p.Log, p.LogTail(20))
+		}
+		return httpOK(ctx, c.Brokers[0].WebURL+"/admin/v2/brokers/health"), nil
+	})
+}
+
+// StopLone ends a cluster that StartLone has started.
+func (r *Rig) StopLone(c *Cluster) error {
+	p := r.Process("lone-" + c.Name)
+	r.mu.Lock()
+	delete(r.processes, p.Name)
+	r.mu.Unlock()
+	p.Signal(syscall.SIGKILL) // its data are not used again
+	return p.WaitEnd(10 * time.Second)
+}
+
+// Introduce makes clusters known to each other, with a tenant of theirs and its namespaces: geo, replicated between all of them, and plain.
+func (r *Rig) Introduce(ctx context.Context, tenant string, clusters ...*Cluster) error {
+	var names []string
+	for _, c := range clusters {
+		names = append(names, c.Name)
+	}
+	for _, c := range clusters {
+		var errs []error
+		call := func(method, path string, body any) { errs = append(errs, c.Admin(ctx, method, path, body, nil)) }
+		for _, known := range clusters {
+			url, data := "/admin/v2/clusters/"+known.Name, map[string]string{"serviceUrl": known.Brokers[0].WebURL, "brokerServiceUrl": known.URL()}
+			if err := c.Admin(ctx, http.MethodPut, url, data, nil); err != nil { // it has an entry of its own, and a kept rig old ones
+				call(http.MethodPost, url, data)
+			}
+		}
+		if err := c.Admin(ctx, http.MethodGet, "/admin/v2/tenants/"+tenant, nil, nil); err != nil {
+			call(http.MethodPut, "/admin/v2/tenants/"+tenant, map[string]any{"adminRoles": []string{}, "allowedClusters": names})
+			namespace := func(name string, replicated ...string) {
+				call(http.MethodPut, "/admin/v2/namespaces/"+tenant+"/"+name, map[string]any{
+					"replication_clusters": replicated, "retention_policies": map[string]int{"retentionTimeInMinutes": 60, "retentionSizeInMB": 512},
+				})
+			}
+			namespace("geo", names...)
+			namespace("plain", c.Name)
+		} else { // of an earlier run
+			call(http.MethodPost, "/admin/v2/namespaces/"+tenant+"/geo/replication", names)
+		}
+		if err := errors.Join(errs...); err != nil {
+			return fmt.Errorf("introduce %v to cluster %s: %w", names, c.Name, err)
+		}
+	}
+	return nil
 }
 
 func (r *Rig) startSecondBroker(c *Cluster) error {
