@@ -268,6 +268,29 @@ const maxMetadata = 128 << 10
 // ParseSource reads the metadata of the MESSAGE that src begins with. found is false for a message that no replicator has written, that does not say from
 // where, or that says it twice. ok is false when more bytes are needed.
 func ParseSource(src []byte, h Head) (s Source, found, ok bool) {
+	meta, known, ok := metadata(src, h)
+	if !known || !ok {
+		return Source{}, false, ok
+	}
+	if s, found = parseMetadata(meta); !found {
+		return Source{}, false, true
+	}
+	return s, true, true
+}
+
+// ParseBatchSize reads how many messages are in the entry of the MESSAGE that src begins with: 1 when it is no batch, or does not say. ok is false when
+// more bytes are needed.
+func ParseBatchSize(src []byte, h Head) (n int, ok bool) {
+	meta, known, ok := metadata(src, h)
+	if !known || !ok {
+		return 1, ok
+	}
+	s, _ := parseMetadata(meta)
+	return max(s.Messages, 1), true
+}
+
+// metadata finds the metadata of a MESSAGE: known is false when there is none, or too much of it, and ok when more bytes are needed.
+func metadata(src []byte, h Head) (meta []byte, known, ok bool) {
 	const (
 		magicEntry    = 0x0e02 // metadata that the broker adds for clients that want it
 		magicChecksum = 0x0e01
@@ -275,10 +298,10 @@ func ParseSource(src []byte, h Head) (s Source, found, ok bool) {
 	at := h.CmdEnd
 	for _, magic := range [...]uint16{magicEntry, magicChecksum} {
 		if at+2 > h.Size {
-			return Source{}, false, true
+			return nil, false, true
 		}
 		if len(src) < at+2 {
-			return Source{}, false, false
+			return nil, false, false
 		}
 		if binary.BigEndian.Uint16(src[at:]) != magic {
 			continue
@@ -287,7 +310,7 @@ func ParseSource(src []byte, h Head) (s Source, found, ok bool) {
 		if magic == magicEntry {
 			n, known, have := sizeAt(src, h, at)
 			if !known || !have {
-				return Source{}, false, have
+				return nil, false, have
 			}
 			at += n
 		}
@@ -295,14 +318,13 @@ func ParseSource(src []byte, h Head) (s Source, found, ok bool) {
 	}
 	n, known, have := sizeAt(src, h, at)
 	if !known || !have {
-		return Source{}, false, have
+		return nil, false, have
 	}
 	at += 4
 	if len(src) < at+n {
-		return Source{}, false, false
+		return nil, false, false
 	}
-	s, found = parseMetadata(src[at : at+n])
-	return s, found, true
+	return src[at : at+n], true, true
 }
 
 // sizeAt reads the size of a part of the frame at offset at. known is false when no such part can be there.
@@ -358,10 +380,7 @@ func parseMetadata(meta []byte) (s Source, found bool) {
 		}
 		meta = meta[k:]
 	}
-	if positions != 1 || len(s.Cluster) == 0 {
-		return Source{}, false
-	}
-	return s, true
+	return s, positions == 1 && len(s.Cluster) > 0
 }
 
 // parseProperty reads a KeyValue.

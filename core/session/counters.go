@@ -11,8 +11,11 @@ type Counters struct {
 	Accepted        atomic.Uint64
 	Active          atomic.Int64 // client connections
 	Bridged         atomic.Int64 // of them with a broker leg
-	Handles         atomic.Int64 // live producers and consumers
-	UpstreamConns   atomic.Int64 // pooled lookup connections
+	ExtraLegs       atomic.Int64 // broker legs beside those, to clusters that topics are leaving
+	ExtraLegsOpened atomic.Uint64
+	ExtraLegsFailed atomic.Uint64 // that did not come about, or were lost
+	Handles         atomic.Int64  // live producers and consumers
+	UpstreamConns   atomic.Int64  // pooled lookup connections
 	ClientFrames    atomic.Uint64
 	BrokerFrames    atomic.Uint64
 	ClientBytes     atomic.Uint64
@@ -24,6 +27,7 @@ type Counters struct {
 	Translations    atomic.Uint64 // SUBSCRIBEs and SEEKs to a message of before a move
 	// TranslationsFailed: of them without an answer.
 	TranslationsFailed atomic.Uint64
+	ReadersSentRound   atomic.Uint64 // readers closed because they had all of the cluster that their topic is leaving
 	ReadersRestarted   atomic.Uint64 // of them that began with the oldest message
 	OldIDs             atomic.Uint64 // message ids of before a move that a client used after it
 	DroppedFrames      atomic.Uint64 // frames of evicted handles, both directions

@@ -161,9 +161,9 @@ func (r *review) fire(now time.Time) {
 }
 
 func (t *topicHandles) appendMoved(sh *Shard, dst []*handle) []*handle {
-	mapped := sh.mappedCluster(t.base)
+	d := sh.decide(t.base)
 	for _, h := range t.list {
-		if h.leg.cluster != mapped && h.move == nil {
+		if h.leg.cluster != h.home(d) && h.move == nil {
 			dst = append(dst, h)
 		}
 	}
@@ -241,7 +241,7 @@ func (e *evictor) fire(now time.Time) {
 
 // stays tells whether a handle that waits for its eviction may stay after all: the map names its cluster again, and it dropped nothing.
 func (h *handle) stays() bool {
-	return h.state < handleEvicting && h.s.sh.mappedCluster(h.full) == h.leg.cluster && (h.motion == nil || !h.mustClose())
+	return h.state < handleEvicting && h.atHome() && (h.motion == nil || !h.mustClose())
 }
 
 // spare takes a handle out of its eviction.
@@ -315,7 +315,7 @@ func (s *Session) finish(now time.Time, h *handle, tell bool) {
 	}
 	creating := h.state == handleCreating
 	// What its client said meanwhile goes to the broker if the topic stays there; otherwise it is judged as that of an evicted one.
-	queue, left, stays := h.takeQueue(), h.motion != nil && h.motion.left, s.sh.mappedCluster(h.full) == h.leg.cluster
+	queue, left, stays := h.takeQueue(), h.motion != nil && h.motion.left, h.atHome()
 	gone := h.motion != nil && h.motion.gone
 	if h.owes() {
 		s.sh.openDebt(h)
@@ -329,6 +329,7 @@ func (s *Session) finish(now time.Time, h *handle, tell bool) {
 		}
 	}
 	h.waiting.cancel()
+	h.forgetReader()
 	h.state, h.since = handleEvicted, now
 	h.gate.Close()
 	s.evicted++
@@ -359,8 +360,13 @@ func (s *Session) assignedURLs(h *handle, there bool) (plain, tls *string) {
 	}
 	cluster, broker := h.move.assigned.Cluster, h.move.assigned.Brokers[h.full]
 	// The topic may have moved on: what one cluster has named must not be signed as a broker of another.
-	if mapped := s.sh.mappedCluster(h.full); broker == "" || mapped != cluster {
-		if cluster, broker = h.leg.cluster, h.leg.broker; mapped != cluster || !there {
+	d := s.sh.decide(h.full)
+	to := h.home(d)
+	if to == "" {
+		to = d.Cluster
+	}
+	if broker == "" || to != cluster {
+		if cluster, broker = h.leg.cluster, h.leg.broker; to != cluster || !there {
 			return nil, nil
 		}
 	}

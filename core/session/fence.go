@@ -17,7 +17,9 @@ type moving struct {
 	state   route.State
 	epoch   uint64
 	cluster string // that the map names
+	drain   string // what it says of the cluster that the topic is leaving; "" when it is leaving none
 	key     switching.Key
+	readers map[subscriptionKey]readerStay // who was sent round, and will come back
 
 	fence   func(Fenced) // who waits until everything that was forwarded is answered; nil when nobody does
 	waiting int          // what it waits for: handles that are awaited, debts that are open, and marks
@@ -93,19 +95,25 @@ func (sh *Shard) follow(now time.Time, base string, assigned Assigned, done func
 	if m == nil && d.State != route.StateActive {
 		m = sh.startMoving(base, d)
 	}
+	follows := false
 	if m != nil {
+		follows = m.keepsConsumers(d)
 		m.turn(d)
 	}
 	var leave, reopen []*handle
 	if t := sh.index[base]; t != nil {
 		for _, h := range t.list {
+			home := h.home(d)
+			if follows && !h.producer && h.leg.cluster == home {
+				h.gate.Epoch = d.Epoch // message ids keep the one of its creation
+			}
 			switch {
-			case h.leg.cluster != d.Cluster:
+			case h.leg.cluster != home:
 				if h.move == nil {
 					leave = append(leave, h)
 				}
 			case m == nil:
-			case d.State != route.StateActive && (h.producer || m.fenced()) && h.motion == nil:
+			case !settled(d.State) && (h.producer || m.fenced()) && h.motion == nil:
 				h.watch(m)
 				fallthrough
 			case h.motion != nil:
@@ -123,7 +131,7 @@ func (sh *Shard) follow(now time.Time, base string, assigned Assigned, done func
 	}
 	sh.evict.add(now, leave, &eviction{sh: sh, assigned: assigned, done: done})
 	for _, h := range reopen {
-		if h.topic != nil && h.state < handleEvicting {
+		if h.topic != nil && h.state < handleEvicting && h.motion != nil {
 			h.s.reopen(now, h)
 		}
 	}
@@ -182,7 +190,20 @@ func (sh *Shard) movingOf(name string) *moving {
 	return sh.moving[topic.Base()]
 }
 
-// startMoving makes the record of a topic that the map has as prepared or fenced.
+// keepsConsumers tells whether d is the next that the map says of a topic whose consumers stay where they are: producers have left the cluster, or have come back to it.
+func (m *moving) keepsConsumers(d route.Decision) bool {
+	switch {
+	case d.Epoch == m.epoch:
+		return true
+	case d.Epoch != m.epoch+1:
+		return false
+	case d.Drain != "":
+		return m.drain == "" && m.cluster == route.DrainFrom(d.Drain)
+	}
+	return m.drain != "" && d.Cluster == route.DrainFrom(m.drain)
+}
+
+// startMoving makes the record of a topic that the map does not have as active.
 func (sh *Shard) startMoving(base string, d route.Decision) *moving {
 	m := &moving{sh: sh, base: base, cluster: d.Cluster, key: switching.Key{Switch: d.SwitchID}}
 	m.timer.owner = m
@@ -197,7 +218,7 @@ func (m *moving) turn(d route.Decision) {
 	if d.Cluster != m.cluster || d.Epoch != m.epoch {
 		m.fence = nil // the topic was elsewhere meanwhile
 	}
-	m.state, m.epoch, m.cluster = d.State, d.Epoch, d.Cluster
+	m.state, m.epoch, m.cluster, m.drain = d.State, d.Epoch, d.Cluster, d.Drain
 	switch {
 	case m.fenced() && !was:
 		m.sh.counters.FencedTopics.Add(1)
@@ -213,7 +234,12 @@ func (m *moving) standing() switching.Standing { return m.sh.standing(m.state, m
 func (m *moving) fenced() bool { return fenced(m.state) }
 
 func fenced(state route.State) bool {
-	return state != route.StateActive && state != route.StatePrepared
+	return state != route.StateActive && state != route.StatePrepared && state != route.StateDraining
+}
+
+// settled tells whether a topic is open to everybody: nothing of it waits for a flip.
+func settled(state route.State) bool {
+	return state == route.StateActive || state == route.StateDraining
 }
 
 // watch has the frames of a handle judged one by one.
@@ -231,7 +257,7 @@ func (h *handle) mustClose() bool {
 // mayReopen tells whether a handle of a topic that is no longer fenced is like any other again.
 func (h *handle) mayReopen() bool {
 	state := h.motion.m.state
-	return !h.damaged() && (state == route.StateActive || state == route.StatePrepared && !h.producer)
+	return !h.damaged() && (settled(state) || state == route.StatePrepared && !h.producer)
 }
 
 // damaged tells whether a handle of a moving topic has to be closed some time, for it cannot go on as if nothing had been.
@@ -242,7 +268,7 @@ func (h *handle) damaged() bool {
 // reopen lets a handle go on that dropped nothing: what its client said meanwhile goes to the broker, in order.
 func (s *Session) reopen(now time.Time, h *handle) {
 	queue := h.takeQueue()
-	h.judged, h.motion = false, nil
+	h.judged, h.motion = h.reader != nil, nil
 	s.replay(now, queue)
 }
 
@@ -380,15 +406,18 @@ func (s *Session) judgedSend(now time.Time, h *handle) verdict {
 }
 
 // judgedMessage judges a MESSAGE.
-func (l *leg) judgedMessage(h *handle) verdict {
+func (l *leg) judgedMessage(h *handle, frame []byte, head codec.Head) verdict {
 	if h.state == handleEvicted {
 		return drop
 	}
-	if h.motion == nil || h.gate.Message(h.motion.m.standing()) == switching.Pass {
-		return forward
+	if h.motion != nil && h.gate.Message(h.motion.m.standing()) != switching.Pass {
+		l.s.sh.counters.DroppedMessages.Add(1)
+		return drop
 	}
-	l.s.sh.counters.DroppedMessages.Add(1)
-	return drop
+	if h.reader != nil {
+		return l.noteDelivered(h, frame, head)
+	}
+	return forward
 }
 
 // judgedReceipt takes note of a SEND_RECEIPT or SEND_ERROR, after it went to the client.
@@ -434,6 +463,9 @@ func (m *moving) fire(now time.Time) {
 	}
 	d := sh.decide(m.base)
 	st := sh.standing(d.State, d.Epoch)
+	if d.State == route.StateDraining && m.state == d.State {
+		return // what waits for a subscription to move is looked at when the map says so
+	}
 	if switching.Admit(st).Produce != switching.Pass {
 		if len(m.parked) > 0 || d.State == route.StatePrepared {
 			m.lookAgain(now)
@@ -452,6 +484,9 @@ func (m *moving) movingText() string {
 	by := ""
 	if m.key.Switch != "" {
 		by = " by switch " + m.key.Switch
+	}
+	if m.state == route.StateDraining {
+		return m.drainText()
 	}
 	if m.state == route.StatePrepared {
 		return fmt.Sprintf("topic %s is about to be moved%s, and this proxy has lost contact with the map store: it may not open it", m.base, by)

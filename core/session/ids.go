@@ -193,7 +193,18 @@ func (s *Session) consumerRequest(now time.Time, h *handle, cmd *pulsarpb.BaseCo
 	if cmd.Seek != nil && (h.tag == 0 || cmd.Seek.MessageId == nil) {
 		s.expect(now, cmd.GetSeek().GetRequestId(), pendingSeek, h)
 	}
+	if h.reader != nil {
+		switch {
+		case cmd.Ack != nil && s.readerAcked(now, h, cmd.Ack):
+			return replace
+		case cmd.GetLastMessageId != nil && h.reader.had:
+			s.askLast(now, h, cmd.GetGetLastMessageId().GetRequestId())
+			return replace
+		}
+	}
 	switch {
+	case cmd.GetLastMessageId != nil && (h.tag > 0 || h.leg.extra != nil):
+		s.expect(now, cmd.GetGetLastMessageId().GetRequestId(), pendingLastID, h) // the response does not name the consumer
 	case h.tag == 0:
 	case head.Type == codec.TypeAck, head.Type == codec.TypeRedeliver:
 		return s.sh.remapFor(h)
@@ -205,8 +216,6 @@ func (s *Session) consumerRequest(now time.Time, h *handle, cmd *pulsarpb.BaseCo
 			return forward
 		}
 		return s.startAt(now, h, cmd.GetSeek().GetRequestId(), frame, head)
-	case cmd.GetLastMessageId != nil:
-		s.expect(now, cmd.GetGetLastMessageId().GetRequestId(), pendingLastID, h) // the response does not name the consumer
 	}
 	return forward
 }
@@ -216,7 +225,7 @@ func (s *Session) startAt(now time.Time, h *handle, req uint64, frame []byte, he
 	out, _, err := s.sh.mapIDs(frame, head, h, true)
 	if err == nil && len(s.sh.ids.old) > 0 {
 		s.sh.counters.OldIDs.Add(1)
-		s.translate(now, h, req, frame, head, s.sh.ids.old[0])
+		s.translate(now, h, req, frame, head, s.sh.notBeforeTail(h, s.sh.ids.old[0]))
 		return replace
 	}
 	if head.Type == codec.TypeSeek {
@@ -238,7 +247,7 @@ func (l *leg) handleLastID(frame []byte, head codec.Head) verdict {
 	}
 	req := cmd.GetGetLastMessageIdResponse().GetRequestId()
 	p, ok := s.pending[req]
-	if !ok || p.kind != pendingLastID {
+	if !ok || p.kind != pendingLastID || p.h.leg != l {
 		return forward
 	}
 	s.settled(req)

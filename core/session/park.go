@@ -28,6 +28,7 @@ type parked struct {
 	name  string  // of its topic
 	of    *handle // in whose motion.queue or waiter it is; nil for one in moving.parked
 	m     *moving // in whose parked it is
+	far   *far    // a SUBSCRIBE that waits for an extra leg
 	over  bool    // answered, or nobody waits any more
 }
 
@@ -163,6 +164,12 @@ func (p *parked) giveUp(now time.Time) {
 	if m := s.sh.movingOf(p.name); m != nil {
 		text = fmt.Sprintf("%s, and that has not ended within %s: try again", m.movingText(), s.sh.cfg.ParkTime)
 	}
+	if p.far != nil {
+		text = fmt.Sprintf("topic %s is leaving cluster %q, and the broker that has it there was not reached within %s: try again", p.name, p.far.cluster, s.sh.cfg.ParkTime)
+		if p.far.trouble != "" {
+			text += "; " + p.far.trouble
+		}
+	}
 	p.refuse(now, text)
 }
 
@@ -225,15 +232,20 @@ func (s *Session) replay(now time.Time, queue []*parked) {
 			frame := rest[:h.Size]
 			rest = rest[h.Size:]
 			v := s.judgeSend(now, frame, h)
-			if v == replace {
+			to := s.leg
+			switch v {
+			case replace:
 				v = s.judgeUp(now, frame, h)
+				to = s.sh.target
+			case besides:
+				v, to = s.judgeBesides(h)
 			}
 			switch v {
 			case forward:
-				s.leg.send(frame)
+				to.send(frame)
 			case remap:
 				if v, out, n := s.remap(now, frame, h); v == remap {
-					s.leg.send(append(out[:len(out):len(out)], frame[n:]...))
+					to.send(append(out[:len(out):len(out)], frame[n:]...))
 				}
 			case drop:
 				s.sh.counters.DroppedFrames.Add(1)
@@ -263,7 +275,7 @@ func (m *moving) park(now time.Time, p *parked) {
 // parkCreation has a PRODUCER or SUBSCRIBE wait for m, or for the broker's answer to the CLOSE of old.
 func (s *Session) parkCreation(now time.Time, m *moving, old *handle, kind codec.Type, frame []byte, name string, req, id uint64) {
 	if s.creationParked(kind, id) != nil {
-		s.deny(RefusedIDInUse, req, codec.ErrorServiceNotReady, name, fmt.Sprintf("an earlier request for id %d waits: try again, or close it first", id))
+		s.denyBusyID(req, id, name)
 		return
 	}
 	p := &parked{s: s, until: s.until, frame: append([]byte(nil), frame...), kind: kind, id: id, req: req, name: name}
@@ -280,6 +292,10 @@ func (s *Session) parkCreation(now time.Time, m *moving, old *handle, kind codec
 	}
 	s.sh.counters.ParkedTotal.Add(1)
 	old.waiter = p
+}
+
+func (s *Session) denyBusyID(req, id uint64, name string) {
+	s.deny(RefusedIDInUse, req, codec.ErrorServiceNotReady, name, fmt.Sprintf("an earlier request for id %d waits: try again, or close it first", id))
 }
 
 // creationParked finds the PRODUCER or SUBSCRIBE for an id that waits.

@@ -172,7 +172,7 @@ func (p *pool) ask(now time.Time, q *question, w waiter) {
 		if same.equal(q) {
 			p.sh.counters.Coalesced.Add(1)
 			same.waiters = append(same.waiters, w)
-			same.told = same.told || w.tell != nil
+			same.told = same.told || w.decoded()
 			if same.table == nil {
 				same.table = q.table
 			}
@@ -192,7 +192,7 @@ func (p *pool) ask(now time.Time, q *question, w waiter) {
 		return
 	}
 	q.waiters = append(q.waiters, w)
-	q.told = w.tell != nil
+	q.told = w.decoded()
 	q.deadline = now.Add(p.sh.cfg.LookupTimeout)
 	p.enter(q)
 	p.dispatch(now, q, c)
@@ -258,11 +258,14 @@ func (p *pool) refuse(now time.Time, q *question, w waiter, a Answer) {
 }
 
 func (p *pool) tell(now time.Time, q *question, w waiter, a Answer) {
-	if w.s != nil {
+	switch {
+	case w.s != nil:
 		w.s.answer(now, q, w, a)
-		return
+	case w.far != nil:
+		w.far.found(now, a)
+	default:
+		w.tell(a)
 	}
-	w.tell(a)
 }
 
 // finish answers everybody who waits for q, which ends with that.

@@ -13,12 +13,16 @@ import (
 	"pointsman/core/route"
 )
 
-// waiter is who wants an answer: a request of a session, or a function.
+// waiter is who wants an answer: a request of a session, a SUBSCRIBE that needs an extra leg, or a function.
 type waiter struct {
 	s    *Session
 	req  uint64
+	far  *parked
 	tell func(Answer)
 }
+
+// decoded tells whether the answer is wanted with its command.
+func (w *waiter) decoded() bool { return w.s == nil }
 
 // question is one request under way towards a cluster. Made by pool.take, and given back once it is answered.
 type question struct {

@@ -25,9 +25,10 @@ const (
 	EventEvicted                // the handles of a topic were closed because it moved
 	EventRestarted              // a reader begins with the oldest message, for where it was is not known
 	EventUpstream               // a lookup connection to a broker failed
+	EventLegLost                // a connection to a broker of the cluster that a topic is leaving failed; the client's goes on
 )
 
-var eventNames = [...]string{"closed", "refused", "evicted", "reader_restarted", "upstream_failed"}
+var eventNames = [...]string{"closed", "refused", "evicted", "reader_restarted", "upstream_failed", "leg_lost"}
 
 func (e Event) String() string { return eventNames[e] }
 
@@ -197,6 +198,8 @@ const (
 	RefusedTooManyHandles
 	RefusedTranslation
 	RefusedSwitching
+	RefusedLegLost
+	RefusedTooManyLegs
 	refusalCount
 )
 
@@ -216,6 +219,8 @@ var refusalCodes = [refusalCount]string{
 	RefusedTooManyHandles:     "too_many_handles",
 	RefusedTranslation:        "old_message_id",
 	RefusedSwitching:          "switching",
+	RefusedLegLost:            "broker_lost",
+	RefusedTooManyLegs:        "too_many_brokers",
 }
 
 // Refusals lists every refusal.

@@ -41,10 +41,12 @@ var rewrite = flag.Bool("rewrite", false, "write what the scenarios do now into 
 //	evict TOPIC [FULL=BROKER ...] | review [FULL=BROKER ...]    as the watcher of the map would ask; the brokers are
 //	                              those of the cluster that the map names now
 //	state TOPIC prepared|fenced|active        the map says so of the topic, which stays on its cluster
+//	draining TOPIC FROM TO LEDGER:ENTRY[,...] SUBSCRIPTION ... [>SUBSCRIPTION ...]    the map says so of the topic: FROM is left with that tail, and the
+//	                              subscriptions still read it; > marks one that is leaving
 //	prepare TOPIC | fence TOPIC | unfence TOPIC [FULL=BROKER ...]    as the watcher of the map would tell
 //	lease on|off                  the process has a lease, or not
 //	parked                        prints what waits and what was held
-//	translated ID copy|next LEDGER:ENTRY | translated ID failed|unknown WHY    the answer to a translation
+//	translated ID copy|next LEDGER:ENTRY | translated ID failed|unknown|gone WHY    the answer to a translation
 //	carry TOPIC SUBSCRIPTION CLUSTER [before|forget] LEDGER:ENTRY ...    acknowledgements that another loop got
 //	amnesia                       nobody knows which cluster had a topic before
 //	carried                       prints what is remembered of acknowledgements
@@ -268,10 +270,15 @@ func (p *player) step(line string) error {
 				return nil, err
 			}
 			d := p.table.Decide(topic, "a")
-			e := route.Entry{Topic: topic.Base(), Cluster: d.Cluster, Epoch: d.Epoch, SwitchID: "s1", Attempt: 1, State: map[string]route.State{
+			e := route.Entry{Topic: topic.Base(), Cluster: d.Cluster, Epoch: d.Epoch, SwitchID: "s1", Attempt: 1, Drain: d.Drain, State: map[string]route.State{
 				"prepared": route.StatePrepared, "fenced": route.StateFenced, "active": route.StateActive}[words[2]]}
+			if e.State == route.StateActive {
+				e.Drain = ""
+			}
 			return p.table.WithEntry(topic.Base(), &e)
 		})
+	case "draining":
+		return p.change(func() (*route.Table, error) { return p.draining(words[1], words[2], words[3], words[4], words[5:]) })
 	case "prepare":
 		p.sh.Prepare(p.now, words[1])
 	case "fence":
@@ -302,7 +309,7 @@ func (p *player) step(line string) error {
 		if err != nil {
 			return err
 		}
-		a := Translated{Kind: map[string]TranslatedKind{"copy": TranslatedCopy, "next": TranslatedNext, "failed": TranslatedFailed, "unknown": TranslatedUnknown}[words[2]]}
+		a := Translated{Kind: map[string]TranslatedKind{"copy": TranslatedCopy, "next": TranslatedNext, "failed": TranslatedFailed, "unknown": TranslatedUnknown, "gone": TranslatedGone}[words[2]]}
 		if a.Kind >= TranslatedFailed {
 			a.Text = strings.Join(words[3:], " ")
 		} else if a.At, err = parsePosition(words[3]); err != nil {
@@ -344,6 +351,32 @@ func (p *player) step(line string) error {
 	}
 	p.perform()
 	return nil
+}
+
+func (p *player) draining(name, from, to, tails string, subs []string) (*route.Table, error) {
+	topic, err := route.ParseTopic(name)
+	if err != nil {
+		return nil, err
+	}
+	drain := route.Drain{From: from}
+	for _, at := range strings.Split(tails, ",") {
+		var tail route.Tail
+		if _, err := fmt.Sscanf(at, "%d:%d", &tail.Ledger, &tail.Entry); err != nil {
+			return nil, err
+		}
+		drain.Tails = append(drain.Tails, tail)
+	}
+	for _, s := range subs {
+		name, leaving := strings.CutPrefix(s, ">")
+		drain.Subs = append(drain.Subs, route.DrainSub{Name: name, Leaving: leaving})
+	}
+	d := p.table.Decide(topic, "a")
+	e := route.Entry{Topic: topic.Base(), Cluster: to, Epoch: d.Epoch, State: route.StateDraining, SwitchID: "s1", Attempt: 1, Drain: drain.String()}
+	if d.Cluster != to {
+		p.past[pastEpoch{topic.Base(), d.Epoch}] = d.Cluster
+		e.Epoch++
+	}
+	return p.table.WithEntry(topic.Base(), &e)
 }
 
 func (p *player) assigned(words []string) Assigned {
@@ -462,7 +495,11 @@ func (p *player) perform() {
 				resumed = append(resumed, name)
 			case OpTranslate:
 				t := op.Translation
-				p.note("translate %d %s %d:%d of epoch %d for cluster %s", t.ID, t.Topic, t.At.Ledger, t.At.Entry, t.Epoch, t.Cluster)
+				what := "translate"
+				if t.Last {
+					what = "last behind"
+				}
+				p.note("%s %d %s %d:%d of epoch %d for cluster %s", what, t.ID, t.Topic, t.At.Ledger, t.At.Entry, t.Epoch, t.Cluster)
 			case OpOldAcks:
 				p.note("old acks %+v", *op.OldAcks)
 			case OpReport:

@@ -42,6 +42,7 @@ type Session struct {
 	upLeg    *leg   // where the current frame goes
 	deferred []byte // own frames for the client that wait for the end of a leg's frame
 	leg      *leg   // nil without a target
+	aside    *aside // nil while there was never a leg beside it
 
 	producers map[uint64]*handle
 	consumers map[uint64]*handle
@@ -83,8 +84,10 @@ func (s *Session) Data(now time.Time, src []byte) int {
 	s.sh.counters.ClientBytes.Add(uint64(len(src)))
 	if s.state == stateBridged {
 		if s.leg.pingOwed {
-			s.leg.pingOwed = false
-			s.leg.send(pongFrame)
+			s.leg.answerPing()
+		}
+		if s.aside != nil {
+			s.aside.answerPings()
 		}
 		return s.relayUp(now, src)
 	}
@@ -208,7 +211,7 @@ func (s *Session) Closed(now time.Time, reason NetReason, err error) {
 
 // send writes a frame of our own to the client, at the next frame boundary.
 func (s *Session) send(frame []byte) {
-	if s.leg != nil && s.leg.down.busy() {
+	if s.talking() != nil {
 		s.deferred = append(s.deferred, frame...)
 		return
 	}
@@ -263,11 +266,22 @@ func (s *Session) fire(now time.Time) {
 			next = at
 		}
 	}
-	if s.leg != nil && !s.leg.paused {
-		if at, dead := s.sh.cfg.keepAlive(now, s.leg.heard, &s.leg.pinged, s.leg.ping); dead {
-			s.close(now, CauseBrokerSilent, fmt.Sprintf("silent for %s although asked", now.Sub(s.leg.heard).Round(time.Second)))
+	if s.leg != nil {
+		if at := s.leg.lookAfter(now); s.state == stateClosed {
 			return
 		} else if at.Before(next) {
+			next = at
+		}
+	}
+	if s.aside != nil {
+		if at := s.lookAside(now); s.state == stateClosed {
+			return
+		} else if at.Before(next) {
+			next = at
+		}
+	}
+	if s.aside != nil && s.aside.readers > 0 {
+		if at := s.lookAtReaders(now); !at.IsZero() && at.Before(next) {
 			next = at
 		}
 	}

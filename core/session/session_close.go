@@ -26,6 +26,9 @@ func (s *Session) close(now time.Time, cause Cause, text string) {
 		r.Cluster, r.Broker = s.leg.cluster, s.leg.broker
 		s.leg.close()
 	}
+	for _, l := range s.extraLegs() {
+		l.close()
+	}
 	if s.conn != 0 {
 		s.sh.ops = append(s.sh.ops, Op{Kind: OpClose, Conn: s.conn, Flush: true})
 		s.conn = 0
@@ -57,6 +60,7 @@ func (s *Session) close(now time.Time, cause Cause, text string) {
 	if s.leg != nil {
 		s.leg.passMarks(now)
 	}
+	s.closeAside(now)
 	s.producers, s.consumers, s.pending, s.lastP, s.lastC, s.deferred = nil, nil, nil, nil, nil, nil
 	if s.ident != nil {
 		s.sh.pool.releaseIdentity(s.ident)

@@ -85,11 +85,14 @@ func (s *Session) startLeg(now time.Time, cmd *pulsarpb.BaseCommand) {
 // leg is one broker connection of a session: the Endpoint of that connection. Loop-owned.
 type leg struct {
 	s        *Session
-	conn     Conn // 0 while dialling and after the end
+	conn     Conn      // 0 while dialling and after the end
+	extra    *extraLeg // nil for the one that the client asked for
 	cluster  string
 	broker   string // logical address
+	ready    bool   // the broker has said CONNECTED
 	dead     bool
-	paused   bool
+	paused   bool // the loop does not read it now, for a full peer
+	held     bool // we asked the loop not to read it: another leg has the client's side
 	pinged   bool
 	pingOwed bool   // the broker's PING waits for a sign of life of the client
 	connect  []byte // CONNECT frame, until it was sent
@@ -119,8 +122,11 @@ func (l *leg) Data(now time.Time, src []byte) int {
 	}
 	l.heard, l.pinged = now, false
 	l.s.sh.counters.BrokerBytes.Add(uint64(len(src)))
-	if l.s.state == stateBridged {
+	switch {
+	case l.ready:
 		return l.relayDown(now, src)
+	case l.extra != nil:
+		return l.extraHandshake(now, src)
 	}
 	return l.handshake(now, src)
 }
@@ -182,6 +188,7 @@ func (s *Session) handleConnected(now time.Time, frame []byte, h codec.Head) {
 		s.maxFrame = int(n) + codec.FrameSlack
 	}
 	s.state = stateBridged
+	s.leg.ready = true
 	s.sh.counters.Bridged.Add(1)
 	s.sh.counters.cluster(s.leg.cluster).Bridged.Add(1)
 	s.sh.pool.noteAlive(s.leg.cluster, s.leg.broker)
@@ -208,6 +215,9 @@ func (l *leg) Moved(now time.Time, n int) {
 	l.down.left -= n
 	if l.down.left == 0 {
 		l.s.flushDeferred()
+		if l.s.aside != nil {
+			l.s.aside.next(now)
+		}
 	}
 }
 
@@ -215,9 +225,12 @@ func (l *leg) Moved(now time.Time, n int) {
 func (l *leg) ReadPaused(now time.Time, paused bool) {
 	l.paused = paused
 	l.heard, l.pinged = now, false
+	if a := l.s.aside; paused && a != nil && a.turn == l && !l.down.busy() {
+		a.next(now) // it may be a while
+	}
 }
 
-// Closed ends the session: a client without its broker has to look up again.
+// Closed ends the session: a client without its broker has to look up again. An extra leg ends alone, if it can.
 func (l *leg) Closed(now time.Time, reason NetReason, err error) {
 	if l.dead {
 		return
@@ -225,12 +238,20 @@ func (l *leg) Closed(now time.Time, reason NetReason, err error) {
 	s := l.s
 	l.conn = 0
 	cause := brokerCause(reason)
+	if l.extra != nil {
+		text := cause.Code()
+		if err != nil {
+			text += ": " + err.Error()
+		}
+		l.fail(now, cause, text)
+		return
+	}
 	text := fmt.Sprintf("broker %s of cluster %s", l.broker, l.cluster)
 	if err != nil {
 		text += ": " + err.Error()
 	}
 	if s.state != stateConnecting {
-		s.close(now, cause, text)
+		l.fail(now, cause, text)
 		return
 	}
 	s.sh.counters.cluster(l.cluster).DialFailures.Add(1)

@@ -33,12 +33,14 @@ type handle struct {
 	req      uint64        // of its creation
 	name     string        // a producer's, as the broker has it
 	gate     switching.Gate
-	sub      string // a consumer's subscription
+	sub      string  // a consumer's subscription
+	reader   *reader // nil but for what reads the rest of a cluster that the topic is leaving
 	carried  *carried
 	waiting  *translation
 	tag      uint64 // epoch in the message ids that the client sees; 0: none
 
-	judged   bool      // its frames are judged one by one: its topic moves, or it is evicting or evicted
+	fleeting bool      // a consumer that no cluster remembers: a reader
+	judged   bool      // its frames are judged one by one: its topic moves, it is evicting or evicted, or it is such a reader
 	again    bool      // creating: it was live when the client asked for it once more
 	answered bool      // creating: the broker has answered, and will once more when the producer is ready
 	owed     bool      // it is a debt
@@ -94,8 +96,9 @@ func (s *Session) consumer(id uint64) *handle {
 	return c
 }
 
-// admit decides whether a PRODUCER or SUBSCRIBE may go to the leg: the map rules, whatever the client remembers.
-func (s *Session) admit(now time.Time, frame []byte, name string, req, id uint64, producer bool) (h *handle, ok bool) {
+// admit decides whether a PRODUCER, or the SUBSCRIBE c, may go to a leg, and to which: the map rules, whatever the client remembers.
+func (s *Session) admit(now time.Time, frame []byte, name string, req, id uint64, c *pulsarpb.CommandSubscribe) (h *handle, ok bool) {
+	producer := c == nil
 	topic, err := route.ParseTopic(name)
 	if err != nil {
 		s.deny(RefusedTopicName, req, codec.ErrorInvalidTopicName, name, err.Error())
@@ -114,7 +117,13 @@ func (s *Session) admit(now time.Time, frame []byte, name string, req, id uint64
 		s.parkCreation(now, s.sh.movingTopic(topic.Base(), d), nil, kind, frame, name, req, id)
 		return nil, false
 	}
-	if d.Cluster != s.leg.cluster {
+	at := s.sh.placeOf(topic, d, c)
+	if at.wait {
+		s.parkCreation(now, s.sh.movingTopic(topic.Base(), d), nil, kind, frame, name, req, id)
+		return nil, false
+	}
+	far := at.cluster != s.leg.cluster
+	if far && at.cluster == d.Cluster {
 		s.deny(RefusedWrongCluster, req, codec.ErrorServiceNotReady, name,
 			fmt.Sprintf("topic %s is mapped to cluster %q (epoch %d), this connection leads to cluster %q: look the topic up again", name, d.Cluster, d.Epoch, s.leg.cluster))
 		return nil, false
@@ -131,11 +140,14 @@ func (s *Session) admit(now time.Time, frame []byte, name string, req, id uint64
 			return nil, false
 		case old.state == handleEvicted:
 			s.remove(now, old)
-		case old.state == handleCreating:
+		case old.state == handleCreating && old.leg.cluster == at.cluster:
 			s.deny(RefusedIDInUse, req, codec.ErrorServiceNotReady, name, fmt.Sprintf("the broker has not answered the request before for id %d yet: try again, or close it first", id))
 			return nil, false
 		case old.full != topic.Full():
 			s.deny(RefusedIDInUse, req, codec.ErrorNotAllowed, name, fmt.Sprintf("id %d is that of %s on this connection: close it first", id, old.full))
+			return nil, false
+		case old.leg.cluster != at.cluster:
+			s.deny(RefusedMoved, req, codec.ErrorServiceNotReady, name, fmt.Sprintf("topic %s is moving from cluster %q to cluster %q: try again", name, old.leg.cluster, at.cluster))
 			return nil, false
 		default:
 			old.state, old.again, old.answered, old.req, old.gate.Epoch = handleCreating, true, false, req, d.Epoch
@@ -147,15 +159,32 @@ func (s *Session) admit(now time.Time, frame []byte, name string, req, id uint64
 		s.deny(RefusedTooManyHandles, req, codec.ErrorNotAllowed, name, fmt.Sprintf("this connection has %d producers and consumers, the limit of the proxy", s.sh.cfg.MaxHandles))
 		return nil, false
 	}
-	h = &handle{s: s, leg: s.leg, id: id, producer: producer, full: topic.Full(), req: req, gate: switching.Gate{Epoch: d.Epoch}, tag: s.sh.cfg.tag(d.Epoch)}
+	l := s.leg
+	if far {
+		if l = s.sh.via; l == nil || l.dead || l.s != s || l.cluster != at.cluster {
+			s.parkFar(now, kind, frame, name, topic.Full(), at.cluster, req, id)
+			return nil, false
+		}
+	}
+	h = &handle{s: s, leg: l, id: id, producer: producer, full: topic.Full(), req: req, gate: switching.Gate{Epoch: d.Epoch}, tag: s.sh.cfg.tag(at.epoch)}
+	if c != nil {
+		h.sub, h.fleeting = c.GetSubscription(), !c.GetDurable()
+	}
 	if *handles == nil {
 		*handles = make(map[uint64]*handle)
 	}
 	(*handles)[id] = h
 	s.expect(now, req, pendingCreate, h)
 	s.sh.addToIndex(h, topic.Base())
-	if d.State != route.StateActive && producer {
-		h.watch(s.sh.movingTopic(topic.Base(), d))
+	if d.State != route.StateActive {
+		m := s.sh.movingTopic(topic.Base(), d)
+		switch {
+		case producer && !settled(d.State):
+			h.watch(m)
+		case h.fleeting && at.cluster != d.Cluster:
+			tail, _ := drainTail(topic, d)
+			h.watchReader(now, tail)
+		}
 	}
 	return h, true
 }
@@ -193,7 +222,7 @@ func (s *Session) handleProducer(now time.Time, frame []byte, cmd *pulsarpb.Base
 	if p == nil {
 		return forward
 	}
-	h, ok := s.admit(now, frame, p.GetTopic(), p.GetRequestId(), p.GetProducerId(), true)
+	h, ok := s.admit(now, frame, p.GetTopic(), p.GetRequestId(), p.GetProducerId(), nil)
 	if !ok {
 		return replace
 	}
@@ -217,11 +246,11 @@ func (s *Session) handleSubscribe(now time.Time, frame []byte, head codec.Head, 
 	if c == nil {
 		return forward
 	}
-	h, ok := s.admit(now, frame, c.GetTopic(), c.GetRequestId(), c.GetConsumerId(), false)
+	h, ok := s.admit(now, frame, c.GetTopic(), c.GetRequestId(), c.GetConsumerId(), c)
 	if !ok {
 		return replace
 	}
-	h.sub = c.GetSubscription()
+	s.sh.target = h.leg
 	return s.openConsumer(now, h, c, frame, head)
 }
 
@@ -248,6 +277,7 @@ func (s *Session) handleCloseConsumer(now time.Time, c *pulsarpb.CommandCloseCon
 }
 
 func (s *Session) handleClientClose(now time.Time, h *handle, req uint64) verdict {
+	s.sh.target = h.leg
 	switch h.state {
 	case handleEvicting:
 		s.finish(now, h, false)
@@ -285,6 +315,10 @@ func (s *Session) handleConsumerRequest(now time.Time, frame []byte, head codec.
 	switch t {
 	case codec.TypeAck:
 		id, req = cmd.GetAck().GetConsumerId(), cmd.GetAck().GetRequestId()
+	case codec.TypeFlow:
+		id = cmd.GetFlow().GetConsumerId()
+	case codec.TypeRedeliver:
+		id = cmd.GetRedeliverUnacknowledgedMessages().GetConsumerId()
 	case codec.TypeSeek:
 		id, req = cmd.GetSeek().GetConsumerId(), cmd.GetSeek().GetRequestId()
 	case codec.TypeUnsubscribe:
@@ -295,16 +329,20 @@ func (s *Session) handleConsumerRequest(now time.Time, frame []byte, head codec.
 		id, req = cmd.GetConsumerStats().GetConsumerId(), cmd.GetConsumerStats().GetRequestId()
 	}
 	h := s.consumers[id]
-	if h == nil || h.state != handleEvicted {
-		if h != nil && t == codec.TypeUnsubscribe {
-			s.expect(now, req, pendingUnsubscribe, h)
-		}
-		if h != nil {
-			return s.consumerRequest(now, h, cmd, frame, head)
-		}
+	if h == nil {
 		return forward
 	}
+	if h.state != handleEvicted {
+		s.sh.target = h.leg
+		if t == codec.TypeUnsubscribe {
+			s.expect(now, req, pendingUnsubscribe, h)
+		}
+		return s.consumerRequest(now, h, cmd, frame, head)
+	}
 	s.sh.counters.DroppedFrames.Add(1)
+	if t == codec.TypeFlow || t == codec.TypeRedeliver {
+		return replace
+	}
 	text := fmt.Sprintf("topic %s has moved to another cluster, consumer %d was closed", h.full, id)
 	if t != codec.TypeAck {
 		s.deny(RefusedMoved, req, codec.ErrorServiceNotReady, h.full, text)
@@ -417,7 +455,7 @@ func (s *Session) nowLive(now time.Time, h *handle) {
 func (l *leg) handleBrokerClosedProducer(now time.Time, cmd *pulsarpb.BaseCommand) {
 	c := cmd.GetCloseProducer()
 	h := l.s.producers[c.GetProducerId()]
-	if h != nil && h.state == handleEvicted || l.s.swallowsClose(now, h) {
+	if h != nil && (h.state == handleEvicted || h.leg != l) || l.s.swallowsClose(now, h) {
 		return // the client was told already, or will be
 	}
 	c.AssignedBrokerServiceUrl, c.AssignedBrokerServiceUrlTls = l.rewriteAssigned(h, c.GetAssignedBrokerServiceUrl(), c.GetAssignedBrokerServiceUrlTls())
@@ -427,7 +465,7 @@ func (l *leg) handleBrokerClosedProducer(now time.Time, cmd *pulsarpb.BaseComman
 func (l *leg) handleBrokerClosedConsumer(now time.Time, cmd *pulsarpb.BaseCommand) {
 	c := cmd.GetCloseConsumer()
 	h := l.s.consumers[c.GetConsumerId()]
-	if h != nil && h.state == handleEvicted || l.s.swallowsClose(now, h) {
+	if h != nil && (h.state == handleEvicted || h.leg != l) || l.s.swallowsClose(now, h) {
 		return
 	}
 	c.AssignedBrokerServiceUrl, c.AssignedBrokerServiceUrlTls = l.rewriteAssigned(h, c.GetAssignedBrokerServiceUrl(), c.GetAssignedBrokerServiceUrlTls())
@@ -464,7 +502,7 @@ func (l *leg) rewriteAssigned(h *handle, plain, tls string) (*string, *string) {
 		return nil, nil
 	}
 	url, missing := c.OwnURL(plain, tls)
-	if missing != "" || h == nil || l.s.sh.mappedCluster(h.full) != l.cluster {
+	if missing != "" || h == nil || !h.atHome() {
 		return nil, nil
 	}
 	newPlain, newTLS, err := set.TagURL(l.cluster, url)
@@ -479,12 +517,12 @@ func (l *leg) handleMigrated(now time.Time, m *pulsarpb.CommandTopicMigrated) {
 	s := l.s
 	if m.GetResourceType() == 0 {
 		h := s.producers[m.GetResourceId()]
-		if h != nil && h.state != handleEvicted && !s.swallowsClose(now, h) {
+		if h != nil && h.leg == l && h.state != handleEvicted && !s.swallowsClose(now, h) {
 			s.startEviction(now, h)
 		}
 		return
 	}
-	if h := s.consumers[m.GetResourceId()]; h != nil && h.state != handleEvicted && !s.swallowsClose(now, h) {
+	if h := s.consumers[m.GetResourceId()]; h != nil && h.leg == l && h.state != handleEvicted && !s.swallowsClose(now, h) {
 		s.startEviction(now, h)
 	}
 }
@@ -500,6 +538,7 @@ func (s *Session) remove(now time.Time, h *handle) {
 	}
 	delete(handles, h.id)
 	h.waiting.cancel()
+	h.forgetReader()
 	if p := s.pending[h.req]; p.h == h && (p.kind == pendingCreate || p.kind == pendingOrphan) {
 		s.settled(h.req)
 	}

@@ -15,6 +15,7 @@ const (
 	forward verdict = iota // as it is
 	drop                   // thrown away
 	remap                  // its message ids are rewritten, the rest streamed
+	besides                // it is for the extra leg of its consumer
 	replace                // handled here; the whole frame is in the buffer
 	more                   // cannot be judged yet
 	stop                   // not now (held) or never (closed)
@@ -31,7 +32,7 @@ func undecided(err error) verdict {
 
 func badCommand(h codec.Head) error { return fmt.Errorf("%w: %s", codec.ErrCommand, h.Type) }
 
-// relayUp moves frames from the client to its leg. Frames are never collected: a SEND is judged by its first bytes and
+// relayUp moves frames from the client to their legs. Frames are never collected: a SEND is judged by its first bytes and
 // streamed, and a run of frames that go on goes out as one view of src.
 func (s *Session) relayUp(now time.Time, src []byte) (pos int) {
 	run := 0 // src[run:pos] goes to upLeg and was not written yet
@@ -63,18 +64,28 @@ func (s *Session) relayUp(now time.Time, src []byte) (pos int) {
 		if !ok {
 			break
 		}
+		to := s.leg
 		v := s.judgeSend(now, frame, h)
-		if v == replace { // not a frame of the fast path
+		switch v {
+		case replace: // not a frame of the fast path
 			s.sh.write(s.upLeg.conn, src[run:pos], true)
 			run = pos
 			if commands++; commands > commandsPerCall {
 				s.goOn()
-				break
+				return pos
 			}
 			v = s.judgeUp(now, frame, h)
 			if s.state == stateClosed {
 				return len(src)
 			}
+			to = s.sh.target
+		case besides:
+			v, to = s.judgeBesides(h)
+		}
+		if to != s.upLeg {
+			s.sh.write(s.upLeg.conn, src[run:pos], true)
+			run = pos
+			s.upLeg = to
 		}
 		taken := 0
 		if v == remap {
@@ -149,6 +160,8 @@ func (s *Session) judgeSend(now time.Time, frame []byte, h codec.Head) verdict {
 				return replace // it may want an answer, or have to wait
 			case c.judged:
 				return drop
+			case c.leg != s.leg:
+				return besides
 			case c.tag > 0 && h.Type != codec.TypeFlow:
 				return s.sh.remapFor(c)
 			}
@@ -158,8 +171,18 @@ func (s *Session) judgeSend(now time.Time, frame []byte, h codec.Head) verdict {
 	return replace
 }
 
-// judgeUp looks at the rarer frames of a client. It answers replace only for a frame that is whole.
+// judgeBesides goes on where judgeSend has found a frame for an extra leg.
+func (s *Session) judgeBesides(h codec.Head) (verdict, *leg) {
+	c := s.lastC
+	if c.tag > 0 && h.Type != codec.TypeFlow {
+		return s.sh.remapFor(c), c.leg
+	}
+	return forward, c.leg
+}
+
+// judgeUp looks at the rarer frames of a client. It answers replace only for a frame that is whole. What goes on goes to sh.target.
 func (s *Session) judgeUp(now time.Time, frame []byte, h codec.Head) verdict {
+	s.sh.target = s.leg
 	switch h.Type {
 	case codec.TypeProducer, codec.TypeSubscribe, codec.TypeCloseProducer, codec.TypeCloseConsumer, codec.TypeAck, codec.TypeFlow, codec.TypeRedeliver,
 		codec.TypeSeek, codec.TypeUnsubscribe, codec.TypeGetLastMessageID, codec.TypeConsumerStats,
@@ -173,6 +196,8 @@ func (s *Session) judgeUp(now time.Time, frame []byte, h codec.Head) verdict {
 			return more
 		}
 		frame = frame[:h.Size]
+	case codec.TypeAuthResponse:
+		return s.authResponse()
 	default:
 		return forward // streamed, whatever it is
 	}
@@ -217,7 +242,11 @@ func (s *Session) judgeUp(now time.Time, frame []byte, h codec.Head) verdict {
 // relayDown moves frames from the leg to the client.
 func (l *leg) relayDown(now time.Time, src []byte) (pos int) {
 	s := l.s
+	if s.aside != nil && !s.aside.mayTalk(l) {
+		return 0
+	}
 	run := 0
+	midFrame := l.down.left > 0
 	for pos < len(src) {
 		if l.down.left > 0 {
 			n := min(l.down.left, len(src)-pos)
@@ -232,11 +261,14 @@ func (l *leg) relayDown(now time.Time, src []byte) (pos int) {
 			}
 			continue
 		}
+		if s.aside != nil && (midFrame || pos >= talkBytes) && s.aside.yield(now, l) {
+			break
+		}
 		frame := src[pos:]
 		h, ok, err := codec.ParseHead(frame, s.maxFrame)
 		if err != nil {
 			s.sh.write(s.conn, src[run:pos], true)
-			s.close(now, CauseBrokerFrame, err.Error())
+			l.fail(now, CauseBrokerFrame, err.Error())
 			return len(src)
 		}
 		if !ok {
@@ -247,7 +279,7 @@ func (l *leg) relayDown(now time.Time, src []byte) (pos int) {
 			s.sh.write(s.conn, src[run:pos], true)
 			run = pos
 			v = l.judgeDown(now, frame, h)
-			if s.state == stateClosed {
+			if l.dead {
 				return len(src)
 			}
 		}
@@ -259,7 +291,7 @@ func (l *leg) relayDown(now time.Time, src []byte) (pos int) {
 		}
 		if v == bad {
 			s.sh.write(s.conn, src[run:pos], true)
-			s.close(now, CauseBrokerFrame, badCommand(h).Error())
+			l.fail(now, CauseBrokerFrame, badCommand(h).Error())
 			return len(src)
 		}
 		if v == more || v == stop {
@@ -283,6 +315,9 @@ func (l *leg) relayDown(now time.Time, src []byte) (pos int) {
 		}
 	}
 	s.sh.write(s.conn, src[run:pos], true)
+	if s.aside != nil && s.aside.turn == l && !l.down.busy() {
+		s.aside.next(now)
+	}
 	return pos
 }
 
@@ -299,8 +334,11 @@ func (l *leg) judgeMessage(frame []byte, h codec.Head) verdict {
 		if c == nil || !found {
 			return forward
 		}
+		if c.leg != l {
+			return drop // of one that had the id before
+		}
 		if c.judged {
-			if v := l.judgedMessage(c); v != forward {
+			if v := l.judgedMessage(c, frame, h); v != forward {
 				return v
 			}
 		}
@@ -316,6 +354,9 @@ func (l *leg) judgeMessage(frame []byte, h codec.Head) verdict {
 		p := l.s.producer(id)
 		if p == nil || !found {
 			return forward
+		}
+		if p.leg != l {
+			return drop
 		}
 		if p.judged {
 			if p.state == handleEvicted {
@@ -341,9 +382,12 @@ func (l *leg) judgeDown(now time.Time, frame []byte, h codec.Head) verdict {
 		if !ok {
 			return undecided(err)
 		}
-		if c := s.consumers[id]; found && c != nil && c.state == handleEvicted {
+		if c := s.consumers[id]; found && c != nil && (c.state == handleEvicted || c.leg != l) {
 			return drop
 		}
+		return forward
+	case codec.TypeAuthChallenge:
+		s.noteChallenge(l)
 		return forward
 	case codec.TypeGetLastMessageIDResponse:
 		if len(s.pending) == 0 || h.Size > s.sh.cfg.MaxControl {
@@ -359,7 +403,10 @@ func (l *leg) judgeDown(now time.Time, frame []byte, h codec.Head) verdict {
 			return undecided(err)
 		}
 		p, ours := s.pending[id]
-		if !found || !ours {
+		switch {
+		case found && ours && p.h.leg != l, l.extra != nil && id == codec.NoRequest:
+			return drop // what is said of the whole connection does not concern the client's
+		case !found, !ours:
 			return forward
 		}
 		if len(frame) < h.Size {
@@ -368,7 +415,7 @@ func (l *leg) judgeDown(now time.Time, frame []byte, h codec.Head) verdict {
 		return l.handleAnswer(now, frame[:h.Size], h, id, p)
 	case codec.TypeSendReceipt, codec.TypeSendError, codec.TypeCloseProducer, codec.TypeCloseConsumer, codec.TypeTopicMigrated, codec.TypePing, codec.TypePong:
 		if h.Size > s.sh.cfg.MaxControl {
-			s.close(now, CauseBrokerFrame, tooLarge(h, s.sh.cfg.MaxControl).Error())
+			l.fail(now, CauseBrokerFrame, tooLarge(h, s.sh.cfg.MaxControl).Error())
 			return stop
 		}
 		if len(frame) < h.Size {
@@ -396,7 +443,7 @@ func (l *leg) judgeDown(now time.Time, frame []byte, h codec.Head) verdict {
 	}
 	var cmd pulsarpb.BaseCommand
 	if err := codec.Parse(&cmd, frame, h); err != nil {
-		s.close(now, CauseBrokerFrame, err.Error())
+		l.fail(now, CauseBrokerFrame, err.Error())
 		return stop
 	}
 	switch h.Type {

@@ -57,6 +57,8 @@ type Shard struct {
 	ops      []Op
 	scratch  []byte
 	ids      idMap
+	target   *leg // where the frame goes that judgeUp has just judged
+	via      *leg // while a SUBSCRIBE is judged again that waited for an extra leg: that
 
 	carrying     carrying
 	translations translations

@@ -22,6 +22,9 @@ type Translation struct {
 	Epoch   uint64 // of the topic when the id was told: the map's history has the cluster
 	At      Position
 	Cluster string // that has the topic now
+	// Last asks for something else: the last message of Cluster, if there is one behind what corresponds to At, the last one of a cluster that the topic is
+	// leaving. The answer is TranslatedCopy, or TranslatedUnknown when there is none.
+	Last bool
 }
 
 // Translated is the answer to a Translation.
@@ -45,6 +48,8 @@ const (
 	TranslatedFailed
 	// TranslatedUnknown: nobody can know. A reader begins with the oldest message rather than skip one.
 	TranslatedUnknown
+	// TranslatedGone: what is asked for is on the old cluster alone, and the topic has left that without taking it along. It is refused.
+	TranslatedGone
 )
 
 // translateTime is how long a command waits for a translation.
@@ -58,9 +63,10 @@ const (
 
 // translation is a SUBSCRIBE or SEEK that waits. Loop-owned.
 type translation struct {
-	h     *handle
+	h     *handle // with last, it may have ended
 	id    uint64
 	req   uint64
+	last  *pulsarpb.MessageIdData // of a GET_LAST_MESSAGE_ID: the answer unless there is a later one
 	seek  bool
 	frame []byte // of its own
 	from  oldID
@@ -102,7 +108,9 @@ func (t *translation) forget() {
 	delete(ts.list, t.id)
 	ts.bytes -= len(t.frame)
 	t.h.s.sh.timers.stop(&t.timer)
-	t.h.waiting = nil
+	if t.last == nil {
+		t.h.waiting = nil
+	}
 }
 
 // cancel is called when its consumer ends. What ends a SUBSCRIBE answers it.
@@ -131,7 +139,11 @@ func (sh *Shard) Translated(now time.Time, id uint64, a Translated) {
 func (t *translation) end(now time.Time, a Translated) {
 	t.forget()
 	h, s, sh := t.h, t.h.s, t.h.s.sh
-	if d := sh.decide(h.full); d.Cluster != h.leg.cluster || d.State != route.StateActive {
+	if t.last != nil {
+		s.answerLast(t, a)
+		return
+	}
+	if d := sh.decide(h.full); !settled(d.State) || h.home(d) != h.leg.cluster {
 		s.failStart(now, h, t.req, t.seek, RefusedMoved, "topic "+h.full+" is moving to another cluster: look it up again")
 		return
 	}
@@ -142,7 +154,7 @@ func (t *translation) end(now time.Time, a Translated) {
 		if c != nil {
 			c.failed++
 		}
-		if t.seek || a.Kind == TranslatedFailed && (c == nil || c.failed <= maxTranslateFail) {
+		if t.seek || a.Kind == TranslatedGone || a.Kind == TranslatedFailed && (c == nil || c.failed <= maxTranslateFail) {
 			s.untranslated(now, h, t.req, t.seek, a.Text)
 			return
 		}
@@ -176,6 +188,52 @@ func (t *translation) end(now time.Time, a Translated) {
 		s.expect(now, t.req, pendingSeek, h)
 	}
 	h.leg.send(sh.encode(&cmd))
+}
+
+// askLast has a GET_LAST_MESSAGE_ID of a reader answered that was given the last message of the cluster which its topic is leaving. That cluster would say that there is no more, and
+// an application that asks before each message would not wait for what the new cluster has.
+func (s *Session) askLast(now time.Time, h *handle, req uint64) {
+	sh := s.sh
+	topic, err := route.ParseTopic(h.full)
+	if err != nil {
+		panic("session: a handle's topic has no valid name: " + h.full)
+	}
+	d := sh.decide(h.full)
+	ledger, entry := codec.ShowLedger(uint64(h.reader.tail.Ledger), h.tag), uint64(h.reader.tail.Entry)
+	last := &pulsarpb.MessageIdData{LedgerId: &ledger, EntryId: &entry, Partition: proto.Int32(int32(topic.Partition()))}
+	if n := h.stay().batch; n > 1 {
+		last.BatchIndex = proto.Int32(int32(n - 1))
+	}
+	ts := &sh.translations
+	ts.last++
+	t := &translation{h: h, id: ts.last, req: req, last: last}
+	t.timer.owner = t
+	if len(ts.list) >= maxTranslations {
+		s.answerLast(t, Translated{Kind: TranslatedFailed})
+		return
+	}
+	if ts.list == nil {
+		ts.list = make(map[uint64]*translation)
+	}
+	ts.list[t.id] = t
+	sh.timers.set(&t.timer, now.Add(translateTime))
+	sh.ops = append(sh.ops, Op{Kind: OpTranslate, Translation: &Translation{ID: t.id, Topic: h.full, Epoch: d.Epoch - 1,
+		At: Position{uint64(h.reader.tail.Ledger), entry}, Cluster: d.Cluster, Last: true}})
+}
+
+// answerLast answers a GET_LAST_MESSAGE_ID: with what the new cluster has, or else with the last message of the old one.
+func (s *Session) answerLast(t *translation, a Translated) {
+	if s.state != stateBridged {
+		return
+	}
+	last := t.last
+	if a.Kind == TranslatedCopy {
+		ledger := codec.ShowLedger(a.At.Ledger, s.sh.cfg.tag(s.sh.decide(t.h.full).Epoch))
+		last = &pulsarpb.MessageIdData{LedgerId: &ledger, EntryId: &a.At.Entry, Partition: last.Partition}
+	}
+	s.sendCommand(command(codec.TypeGetLastMessageIDResponse, &pulsarpb.BaseCommand{GetLastMessageIdResponse: &pulsarpb.CommandGetLastMessageIdResponse{
+		RequestId: &t.req, LastMessageId: last,
+	}}))
 }
 
 // untranslated answers a SUBSCRIBE or SEEK whose message cannot be found.

@@ -64,7 +64,7 @@ func Admit(s Standing) Table {
 		t = Table{Send: Drop, Produce: Hold}
 	}
 	switch {
-	case s.State == route.StateActive:
+	case s.State == route.StateActive, s.State == route.StateDraining:
 		return t
 	case s.State == route.StatePrepared && s.Lease:
 		return t
