@@ -106,6 +106,9 @@ func (c *collector) add() {
 	}
 
 	c.gauge("pointsman_bridged_connections", "Client connections with a connection to a broker.", func(s *session.Counters) int64 { return s.Bridged.Load() })
+	c.gauge("pointsman_extra_broker_connections", "Connections of clients beside those, to brokers of clusters that topics are leaving without replication.", func(s *session.Counters) int64 { return s.ExtraLegs.Load() })
+	c.counter("pointsman_extra_broker_connections_total", "Those of all time.", func(s *session.Counters) uint64 { return s.ExtraLegsOpened.Load() })
+	c.counter("pointsman_extra_broker_connection_failures_total", "Those that did not come about, or were lost: their consumers were closed and come back.", func(s *session.Counters) uint64 { return s.ExtraLegsFailed.Load() })
 	c.gauge("pointsman_handles", "Producers and consumers that are open.", func(s *session.Counters) int64 { return s.Handles.Load() })
 	c.gauge("pointsman_lookup_connections", "Shared connections to brokers for lookups.", func(s *session.Counters) int64 { return s.UpstreamConns.Load() })
 	c.counter("pointsman_client_bytes_total", "Bytes taken from clients.", func(s *session.Counters) uint64 { return s.ClientBytes.Load() })
@@ -120,6 +123,7 @@ func (c *collector) add() {
 	c.counter("pointsman_skipped_messages_total", "Messages that were acknowledged to the new cluster instead of delivered again.", func(s *session.Counters) uint64 { return s.SkippedMessages.Load() })
 	c.counter("pointsman_translated_ids_total", "SUBSCRIBEs and SEEKs to a message of before a move.", func(s *session.Counters) uint64 { return s.Translations.Load() })
 	c.counter("pointsman_translation_failures_total", "Those whose message was not found on the new cluster.", func(s *session.Counters) uint64 { return s.TranslationsFailed.Load() })
+	c.counter("pointsman_readers_sent_round_total", "Readers closed because they had been given all that a cluster has of a topic that leaves it without replication: they come back to the new one.", func(s *session.Counters) uint64 { return s.ReadersSentRound.Load() })
 	c.counter("pointsman_restarted_readers_total", "Those that began with the oldest message.", func(s *session.Counters) uint64 { return s.ReadersRestarted.Load() })
 	c.counter("pointsman_old_ids_total", "Message ids of before a move that clients used after it.", func(s *session.Counters) uint64 { return s.OldIDs.Load() })
 	c.counter("pointsman_unresolved_evictions_total", "Producers evicted although a SEND had no receipt within eviction.receipt_wait: duplicates are possible.", func(s *session.Counters) uint64 { return s.Unresolved.Load() })
