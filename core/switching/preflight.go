@@ -27,6 +27,7 @@ func (v Verdict) Worse(other Verdict) Verdict {
 // CheckRequest asks for the preflight of one topic.
 type CheckRequest struct {
 	Topic, From, To string   // Topic is a base name
+	Mode            Mode     // ModePlanned, or ModeDrain
 	Reversible      bool     // the way back is wanted: what would be missing for it is a blocker
 	With            []string // base names that move by the same command
 	Handles         HandleFacts
@@ -84,4 +85,25 @@ type Forecast struct {
 	BytesOut float64 `json:"bytes_out_per_second"`
 	// Unreplicated are the entries that the replicator had still to send.
 	Unreplicated int64 `json:"unreplicated"`
+	// Draining is what each subscription has to do on the old cluster before it follows, in mode drain; at most MaxCarried, the longest first.
+	Draining []Left `json:"draining,omitempty"`
+}
+
+// Left is what one subscription has still to do on the old cluster of a switch that drains, over all partitions.
+type Left struct {
+	Subscription string `json:"subscription"`
+	// Backlog are the entries that are not acknowledged; those that are held back by delayed delivery are among them.
+	Backlog int64 `json:"backlog"`
+	Unacked int64 `json:"unacked"` // messages that consumers have and did not acknowledge
+	Delayed int64 `json:"delayed,omitempty"`
+	// Consumers is how many are connected, By some of them, by name and address.
+	Consumers int      `json:"consumers"`
+	By        []string `json:"by,omitempty"`
+	// Oldest is when the oldest message that is not acknowledged was published, where that was looked up.
+	Oldest time.Time `json:"oldest,omitzero"`
+	// Leaving: nothing is left, and its consumers are being sent to the new cluster.
+	Leaving bool `json:"leaving,omitempty"`
+	// PerSecond is how fast the backlog has fallen lately, and ETA how many seconds are left at that rate; both omitted where that is not known.
+	PerSecond float64 `json:"per_second,omitempty"`
+	ETA       float64 `json:"eta_seconds,omitempty"`
 }

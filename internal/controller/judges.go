@@ -61,6 +61,10 @@ func (s *survey) judge() switching.Preflight {
 	if !s.readable() {
 		return p
 	}
+	if s.drains() {
+		s.judgeDrain(&p)
+		return p
+	}
 	p.Add(s.judgeSchema()...)
 	p.Add(s.judgeReplication(), s.judgeWayBack())
 	p.Add(s.judgeSubscriptions()...)
@@ -150,7 +154,7 @@ func (s *survey) judgeLeader() switching.Finding {
 func (s *survey) judgeClusters() (found []switching.Finding) {
 	for _, name := range s.noAddress {
 		found = append(found, blocker(itemAddress, fmt.Sprintf("set clusters.%s.web_url (as in http://broker:8080) in the configuration of every proxy and restart them; or use --mode immediate, with what that does not promise", name),
-			"clusters.%s.web_url is not set: a planned switch asks both clusters about the topic", name))
+			"clusters.%s.web_url is not set: a switch of this mode asks both clusters about the topic", name))
 	}
 	if found != nil {
 		return found
@@ -175,11 +179,12 @@ func (s *survey) judgeClusters() (found []switching.Finding) {
 		case !f.Tenant:
 			found = append(found, blocker(itemClusters, fmt.Sprintf("pulsar-admin tenants create %s, on cluster %s", tenant, side.name), "tenant %s does not exist on cluster %s", tenant, side.name))
 		case !f.Namespace:
-			found = append(found, blocker(itemClusters, fmt.Sprintf("pulsar-admin namespaces create %s, on cluster %s, and have it replicated to both clusters", namespace, side.name), "namespace %s does not exist on cluster %s", namespace, side.name))
+			found = append(found, blocker(itemClusters, s.makeNamespace(namespace, side.name), "namespace %s does not exist on cluster %s", namespace, side.name))
 		case f.Policies.Migrated:
 			found = append(found, blocker(itemClusters, fmt.Sprintf("pulsar-admin namespaces update-migration-state %s, on cluster %s", namespace, side.name), "namespace %s is marked as migrated on cluster %s, which sends its clients away", namespace, side.name))
 		case !f.Exists && side.name == s.req.From:
 			found = append(found, blocker(itemTopic, fmt.Sprintf("nothing has to be carried: `pointsman routes set %s %s`", s.req.Topic, s.req.To), "the topic does not exist on cluster %s", side.name))
+		case !f.Exists && s.drains(): // it is made
 		case !f.Exists:
 			found = append(found, blocker(itemTopic, "see that replication has created it, or create it with as many partitions", "the topic does not exist on cluster %s", side.name))
 		}
@@ -187,21 +192,34 @@ func (s *survey) judgeClusters() (found []switching.Finding) {
 	if found != nil {
 		return found
 	}
-	if s.from.Partitions != s.to.Partitions {
+	if s.to.Exists && s.from.Partitions != s.to.Partitions {
 		return append(found, blocker(itemTopic, fmt.Sprintf("pulsar-admin topics update-partitioned-topic %s -p N, on the cluster that has fewer", s.req.Topic),
 			"the topic has %s on cluster %s and %s on cluster %s", partitions(s.from.Partitions), s.req.From, partitions(s.to.Partitions), s.req.To))
 	}
 	for _, f := range []pulsaradmin.Facts{s.from, s.to} {
 		missing := slices.DeleteFunc(slices.Clone(f.Parts), func(p pulsaradmin.PartFacts) bool { return !p.Missing })
-		if len(missing) > 0 {
+		if len(missing) > 0 && !(s.drains() && f.Cluster == s.req.To) {
 			found = append(found, blocker(itemTopic, fmt.Sprintf("pulsar-admin topics create-missed-partitions %s, on cluster %s (or wait for replication, when it was created just now)", s.req.Topic, f.Cluster),
 				"cluster %s does not have %s yet, because nobody has used it", f.Cluster, named(missing, func(p pulsaradmin.PartFacts) string { return p.Topic })))
 		}
 	}
 	if found == nil {
-		found = append(found, fine(itemClusters, "both answer, and have the namespace"), fine(itemTopic, "%s on both clusters", partitions(s.from.Partitions)))
+		topic := fine(itemTopic, "%s on both clusters", partitions(s.from.Partitions))
+		if !s.to.Exists {
+			topic = fine(itemTopic, "%s; it is made on cluster %s in the same way", partitions(s.from.Partitions), s.req.To)
+		}
+		found = append(found, fine(itemClusters, "both answer, and have the namespace"), topic)
 	}
 	return found
+}
+
+// makeNamespace is how a namespace comes to a cluster.
+func (s *survey) makeNamespace(namespace, cluster string) string {
+	make := fmt.Sprintf("pulsar-admin namespaces create %s, on cluster %s", namespace, cluster)
+	if s.drains() {
+		return make + ", with the policies that it has on the other one"
+	}
+	return make + ", and have it replicated to both clusters"
 }
 
 func partitions(n int) string {

@@ -40,6 +40,12 @@ type survey struct {
 	subs        []subscription
 	readTook    time.Duration // one look at the ends of all partitions, on both clusters
 	planTook    time.Duration // one look at all subscriptions, after a first one
+
+	// Of mode drain:
+	left    []pulsaradmin.Remaining // by name
+	leftErr error
+	now     time.Time
+	oldest  map[string]time.Time // by subscription: when its oldest message that is not acknowledged was published
 }
 
 // sibling is a DLQ or RETRY topic of the topic.
@@ -62,13 +68,13 @@ type subscription struct {
 	err   error
 }
 
-// Check is the preflight of a planned switch of one topic. It reads from both clusters and the store and writes nothing. What cannot be read is
+// Check is the preflight of a switch of one topic, in mode planned or drain. It reads from both clusters and the store and writes nothing. What cannot be read is
 // a finding; the error is for the store alone.
 func (c *Controller) Check(ctx context.Context, req switching.CheckRequest) (switching.Preflight, error) {
 	began := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
-	s := &survey{req: req, nativeIDs: c.cfg.NativeIDs}
+	s := &survey{req: req, nativeIDs: c.cfg.NativeIDs, now: began}
 	var err error
 	if s.members, err = c.cfg.Store.Proxies(ctx); err != nil {
 		return switching.Preflight{}, err
@@ -85,7 +91,11 @@ func (c *Controller) Check(ctx context.Context, req switching.CheckRequest) (swi
 		s.read(ctx, from, to)
 		if s.readable() {
 			c.mapSiblings(ctx, s)
-			s.readMore(ctx, from, to)
+			if s.drains() {
+				s.readLeft(ctx, from, to)
+			} else {
+				s.readMore(ctx, from, to)
+			}
 		}
 	}
 	p := s.judge()
@@ -111,6 +121,10 @@ func (s *survey) read(ctx context.Context, from, to *pulsaradmin.Client) {
 // readable tells whether the topic is there on both clusters, partition by partition: the rest cannot be asked otherwise.
 func (s *survey) readable() bool {
 	missing := func(p pulsaradmin.PartFacts) bool { return p.Missing }
+	if s.drains() { // what the new cluster lacks is made
+		return len(s.noAddress) == 0 && s.fromErr == nil && s.toErr == nil && s.from.Exists && s.to.Namespace && (!s.to.Exists || s.from.Partitions == s.to.Partitions) &&
+			!slices.ContainsFunc(s.from.Parts, missing)
+	}
 	return len(s.noAddress) == 0 && s.fromErr == nil && s.toErr == nil && s.from.Exists && s.to.Exists && s.from.Partitions == s.to.Partitions &&
 		!slices.ContainsFunc(s.from.Parts, missing) && !slices.ContainsFunc(s.to.Parts, missing)
 }

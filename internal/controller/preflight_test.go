@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
@@ -229,7 +230,7 @@ func TestTheForecastAddsUpWhatMoves(t *testing.T) {
 	backlog(100)(s)
 	f := *s.judge().Forecast
 	want := switching.Forecast{HoldMillis: 60 + 200 + 40 + 50, Duplicates: 7, Producers: 3, Consumers: 2, Connections: 3, BytesIn: 1500, BytesOut: 3000, Unreplicated: 200}
-	if f != want {
+	if !reflect.DeepEqual(f, want) {
 		t.Errorf("forecast %+v, want %+v: 200 entries at 1,000 a second, one look at the subscriptions and five at the ends", f, want)
 	}
 }

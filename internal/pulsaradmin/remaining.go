@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 )
 
 // Remaining is what one subscription has still to do on a cluster, over all partitions.
@@ -128,7 +129,7 @@ func (w *Watch) leaveMarkersOut(ctx context.Context, i int, subs map[string]Subs
 		if !ok {
 			continue
 		}
-		some, err := v.leaves(ctx, &cursor)
+		_, some, err := v.firstLeft(ctx, &cursor)
 		if err != nil {
 			return fmt.Errorf("%s: subscription %s: %w", w.topics[i], name, err)
 		}
@@ -143,12 +144,44 @@ func (w *Watch) leaveMarkersOut(ctx context.Context, i int, subs map[string]Subs
 	return nil
 }
 
-// leaves tells whether a cursor has a message left that a consumer may get.
-func (v *view) leaves(ctx context.Context, c *Cursor) (bool, error) {
+// Oldest is when the oldest message that is not acknowledged was published, by durable subscription, by the clocks of the producers; those that have none are left out.
+func (w *Watch) Oldest(ctx context.Context) (map[string]time.Time, error) {
+	var mu sync.Mutex
+	oldest := map[string]time.Time{}
+	err := each(len(w.topics), partitionsAtOnce, func(i int) error {
+		s, err := w.views[i].side.(target).Subscriptions(ctx)
+		if err == nil {
+			err = w.views[i].load(ctx)
+		}
+		if err != nil {
+			return err
+		}
+		return each(len(s.Subs), Parallel, func(k int) error {
+			sub := s.Subs[k]
+			if sub.Backlog == 0 {
+				return nil
+			}
+			e, ok, err := w.views[i].firstLeft(ctx, &sub.Cursor)
+			if err != nil || !ok {
+				return err
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			if at := time.UnixMilli(e.Time); oldest[sub.Name].IsZero() || at.Before(oldest[sub.Name]) {
+				oldest[sub.Name] = at
+			}
+			return nil
+		})
+	})
+	return oldest, err
+}
+
+// firstLeft is the first message of a cursor that is not acknowledged and that a consumer may get; ok is false when there is none.
+func (v *view) firstLeft(ctx context.Context, c *Cursor) (e Entry, ok bool, err error) {
 	for after := c.MarkDelete; ; {
 		e, ok, err := v.firstData(ctx, v.in.Index(Position{after.Ledger, after.Entry + 1}))
 		if err != nil || !ok || !c.acked(e.Position) {
-			return ok && err == nil, err
+			return e, ok && err == nil, err
 		}
 		// It lies in an acknowledged range: go on behind that.
 		at, _ := slices.BinarySearchFunc(c.Acked, e.Position, func(r Range, p Position) int { return r.Last.Compare(p) })
