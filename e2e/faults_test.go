@@ -69,7 +69,7 @@ func (l *load) ended(rec switching.Record) {
 	}
 	if rec.Receipt != nil && rec.Receipt.HoldMillis > 0 {
 		l.holds = append(l.holds, rec.Receipt.HoldMillis)
-		l.forecast += rec.Receipt.DuplicatesForecast
+		l.expect(rec)
 	}
 	l.flow("after a switch with a fault")
 	if rec.State == switching.StateDone && rec.Receipt != nil {

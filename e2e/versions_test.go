@@ -82,7 +82,7 @@ func TestBetweenVersions(t *testing.T) {
 			t.Parallel()
 			l := startLoad(t, loadConfig{
 				scenario: "3.0.0 to 4.2.4 and back, every subscription type", client: client, topic: newTopic("oldnew/geo", "every-"+string(client)), rate: 300, keys: 20, reader: true,
-				subs: every, proxies: v.proxies, clusters: oldNew,
+				subs: every, proxies: v.proxies, clusters: oldNew, bounded: true,
 			})
 			l.thereAndBack(often(2, 6))
 			l.end(false)
@@ -115,7 +115,7 @@ func TestBetweenVersions(t *testing.T) {
 			must(t, v.old.CreatePartitioned(limited(t, 30*time.Second), topic, 3))
 			l := startLoad(t, loadConfig{
 				scenario: "3.0.0 to 4.2.4 and back, three partitions", client: client, topic: topic, parts: 3, rate: 300, keys: 30,
-				subs: []string{"failover:failover:cumulative:1", "shared:shared:individual:1"}, proxies: v.proxies, clusters: oldNew,
+				subs: []string{"failover:failover:cumulative:1", "shared:shared:individual:1"}, proxies: v.proxies, clusters: oldNew, bounded: true,
 			})
 			l.thereAndBack(2)
 			l.end(false)

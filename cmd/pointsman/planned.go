@@ -226,7 +226,17 @@ func writeCarried(w io.Writer, all []switching.Carried, count int) {
 	if more := count - len(all); more > 0 {
 		fmt.Fprintf(w, "  … and %d more\n", more)
 	}
+	var notes []string
+	for _, s := range all {
+		if s.Note != "" && !slices.Contains(notes, s.Note) && len(notes) < maxNotes {
+			notes = append(notes, s.Note)
+			fmt.Fprintf(w, "  note: %s\n", s.Note)
+		}
+	}
 }
+
+// maxNotes bounds how many different notes about subscriptions are shown; --output json has all.
+const maxNotes = 5
 
 // writeAccepted names the warnings that --force goes over.
 func writeAccepted(w io.Writer, checks []switching.Preflight) {

@@ -76,10 +76,13 @@ type Forecast struct {
 	HoldMillis float64 `json:"hold_ms"`
 	// Duplicates are the entries that may be delivered twice, over all subscriptions: delivered by the old cluster and not acknowledged, or
 	// acknowledged where it cannot be carried.
-	Duplicates  int64 `json:"duplicates"`
-	Producers   int   `json:"producers"`   // connected to the old cluster
-	Consumers   int   `json:"consumers"`   // the same, readers included
-	Connections int   `json:"connections"` // that have them
+	Duplicates int64 `json:"duplicates"`
+	// Bare is how many subscriptions are carried by producer, sequence id and time of publishing, because the old cluster's brokers do not say in the copies
+	// where they come from: what clients acknowledge while the topic moves is among Duplicates then.
+	Bare        int `json:"bare_copies,omitempty"`
+	Producers   int `json:"producers"`   // connected to the old cluster
+	Consumers   int `json:"consumers"`   // the same, readers included
+	Connections int `json:"connections"` // that have them
 	// BytesIn and BytesOut are per second, what the clients publish and are sent now: the new cluster gains both.
 	BytesIn  float64 `json:"bytes_in_per_second"`
 	BytesOut float64 `json:"bytes_out_per_second"`

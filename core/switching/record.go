@@ -149,9 +149,10 @@ type StepTime struct {
 type Carried struct {
 	Topic        string `json:"topic"`
 	Subscription string `json:"subscription"`
-	How          string `json:"how"`   // source position, producer and sequence id, publish time, ...
-	First        string `json:"first"` // the first position to be delivered on the new cluster
-	Holes        int    `json:"holes"` // ranges behind First that are acknowledged already
+	How          string `json:"how"`          // source position, producer and sequence id, publish time, ...
+	By           string `json:"by,omitempty"` // how copies are recognised, which How leaves open at the end of the log
+	First        string `json:"first"`        // the first position to be delivered on the new cluster
+	Holes        int    `json:"holes"`        // ranges behind First that are acknowledged already
 	Backlog      int64  `json:"backlog"`
 	Unacked      int64  `json:"unacked"`            // delivered by the old cluster and not acknowledged
 	Repeated     int64  `json:"repeated,omitempty"` // acknowledged there and delivered again all the same

@@ -143,10 +143,11 @@ type driver struct {
 	base  string
 	looks chan struct{} // capacity 1: the record may have changed
 
-	rec     switching.Record // as last read or written
-	ruled   bool             // rules decided the topic before
-	floor   *route.Entry     // and the entry that only keeps an epoch, where the topic has one
-	topic   Topic            // nil before it is opened
+	rec     switching.Record    // as last read or written
+	ruled   bool                // rules decided the topic before
+	floor   *route.Entry        // and the entry that only keeps an epoch, where the topic has one
+	topic   Topic               // nil before it is opened
+	ways    [len(carryWays)]int // subscriptions that it has carried, by how
 	assign  chan assignment
 	brokers *assignment
 }
@@ -320,6 +321,9 @@ func (d *driver) over(ctx context.Context) {
 		hold = d.rec.Receipt.HoldMillis
 		if d.rec.State != switching.StateAborted {
 			d.c.stats.hold.observe(hold / 1000)
+			for i, n := range d.ways {
+				d.c.stats.carried[i].Add(uint64(n))
+			}
 		}
 	}
 	d.log.Info("a planned switch is over", "state", d.rec.State, "from", d.rec.From, "to", d.rec.To, "epoch", d.rec.Epoch, "hold_ms", hold, "note", d.rec.Note)

@@ -71,7 +71,7 @@ func (f *fakeTopic) Replicated(ctx context.Context, tail string) (string, error)
 }
 func (f *fakeTopic) Carry(ctx context.Context) ([]switching.Carried, error) {
 	time.Sleep(time.Millisecond) // of the bubble: a fence takes time
-	return []switching.Carried{{Topic: base, Subscription: "s", How: "source position", First: "9:42", Unacked: 3, Repeated: 1}}, f.call(ctx, "carry")
+	return []switching.Carried{{Topic: base, Subscription: "s", How: "end of what was copied", By: "producer and sequence id", First: "9:42", Unacked: 3, Repeated: 1}}, f.call(ctx, "carry")
 }
 func (f *fakeTopic) ReadBack(ctx context.Context) (string, error) {
 	return "", f.call(ctx, "read back")
@@ -468,6 +468,10 @@ func TestTheLeaderCountsWhatRunsAndWhatItEnded(t *testing.T) {
 		ended["done"] = 1
 		if have := numbers(t, c, "pointsman_switches_ended_total"); !maps.Equal(have, ended) {
 			t.Errorf("ended: %v", have)
+		}
+		carried := map[string]float64{"source position": 0, "producer and sequence id": 1, "publish time": 0, "end of what was copied": 0, "no copy": 0}
+		if have := numbers(t, c, "pointsman_switch_subscriptions_total"); !maps.Equal(have, carried) {
+			t.Errorf("carried: %v", have)
 		}
 	})
 }

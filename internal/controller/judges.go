@@ -303,7 +303,7 @@ func (s *survey) judgeWayBack() switching.Finding {
 
 // judgeSubscriptions: each has a place on the new cluster, and nobody sits there.
 func (s *survey) judgeSubscriptions() (found []switching.Finding) {
-	ways, waiting := map[string]int{}, 0
+	ways, waiting, bare := map[string]int{}, 0, int64(-1)
 	for _, sub := range s.subs {
 		switch {
 		case sub.err == nil:
@@ -322,6 +322,9 @@ func (s *survey) judgeSubscriptions() (found []switching.Finding) {
 		}
 		plan := sub.plan
 		ways[string(plan.How)]++
+		if plan.By.Bare() {
+			bare = max(bare, 0) + plan.Unacked
+		}
 		switch {
 		case plan.Missing > 0:
 			found = append(found, blocker(itemSubscriptions, fmt.Sprintf("have them consumed on cluster %s first; and set a retention on cluster %s that keeps them", s.req.From, s.req.To),
@@ -351,7 +354,12 @@ func (s *survey) judgeSubscriptions() (found []switching.Finding) {
 	if waiting > 0 {
 		how = append(how, fmt.Sprintf("%d at messages that are being replicated just now", waiting))
 	}
-	return append(found, fine(itemSubscriptions, "%s", strings.Join(append([]string{count(len(s.subs), "subscription") + " to carry, all exactly"}, how...), ": ")))
+	text := strings.Join(append([]string{count(len(s.subs), "subscription") + " to carry, all exactly"}, how...), ": ")
+	if bare >= 0 {
+		text += fmt.Sprintf("; the copies on cluster %s do not say where they lay on cluster %s, whose brokers are older than 4.0.4: what clients acknowledge while the topic moves comes again, at most the %d messages that they have now or as many as then",
+			s.req.To, s.req.From, bare)
+	}
+	return append(found, fine(itemSubscriptions, "%s", text))
 }
 
 // limited keeps the first findings of each verdict and counts the others: a topic may have thousands of subscriptions.
@@ -585,6 +593,9 @@ func (s *survey) forecast() *switching.Forecast {
 	f.Connections = len(connections)
 	for _, sub := range s.subs {
 		f.Duplicates += sub.plan.Unacked + sub.plan.Repeated
+		if sub.plan.By.Bare() {
+			f.Bare++
+		}
 	}
 	f.Unreplicated, _ = s.forth.backlog()
 	catchUp := time.Duration(float64(f.Unreplicated) / max(sendRate, slowReplication) * float64(time.Second))

@@ -88,6 +88,25 @@ func items(t *testing.T) (all []string) {
 	return all
 }
 
+// Clusters of old versions: what falls back is said and counted before it is done, and keeps nobody from it.
+func TestCopiesThatDoNotSayWhereTheyComeFromAreForecast(t *testing.T) {
+	s := good()
+	if p := s.judge(); p.Forecast.Bare != 0 {
+		t.Fatalf("forecast %+v", p.Forecast)
+	}
+	for i := range s.subs {
+		s.subs[i].plan.How, s.subs[i].plan.By, s.subs[i].plan.Unacked = pulsaradmin.AtEnd, pulsaradmin.ByProducer, 5
+	}
+	p := s.judge()
+	i := slices.IndexFunc(p.Findings, func(f switching.Finding) bool { return f.Item == itemSubscriptions })
+	if says := p.Findings[i].Evidence; p.Verdict != switching.Fine || !strings.Contains(says, "whose brokers are older than 4.0.4") || !strings.Contains(says, "the 10 messages that they have now") {
+		t.Errorf("%s: %s", p.Verdict, says)
+	}
+	if p.Forecast.Bare != 2 || p.Forecast.Duplicates != 10 || p.Subscriptions[0].By != "producer and sequence id" {
+		t.Errorf("forecast %+v of %+v", p.Forecast, p.Subscriptions)
+	}
+}
+
 // Each change of what is good has exactly one finding that is not, with evidence and remedy.
 func TestWhatIsNotAsItShouldBeIsFound(t *testing.T) {
 	check := func(what string, change func(*survey), item string, verdict switching.Verdict, says string) {

@@ -21,7 +21,6 @@ type pulsarTopic struct {
 	names      []string // of the partitions
 	pairs      []*pulsaradmin.Pair
 	plans      [][]pulsaradmin.Plan // of the last Carry, by partition
-	unacked    []map[string]int64   // by partition and subscription, as it was before an eviction; nil without one
 }
 
 // verifyEntries is how many of the last messages of each partition are looked for on the new cluster after the flip.
@@ -87,21 +86,8 @@ func (t *pulsarTopic) Warm(ctx context.Context) error {
 
 // Evict unloads every partition of the old cluster. What its consumers have and did not acknowledge is noted before: afterwards the cluster has forgotten.
 func (t *pulsarTopic) Evict(ctx context.Context) error {
-	unacked := make([]map[string]int64, len(t.names))
-	err := t.each(func(i int) error {
-		s, err := t.from.Stats(ctx, t.names[i])
-		unacked[i] = map[string]int64{}
-		for name, sub := range s.Subscriptions {
-			for _, c := range sub.Consumers {
-				unacked[i][name] += c.Unacked
-			}
-		}
-		return err
-	})
-	// Once only: in a second eviction the consumers are gone already. Without the numbers the forecast is too low, and the switch no less safe.
-	if err == nil && t.unacked == nil {
-		t.unacked = unacked
-	}
+	// Without the numbers the forecast is too low, and the switch no less safe.
+	_ = t.each(func(i int) error { return t.pairs[i].NoteGiven(ctx) })
 	return t.each(func(i int) error { return t.from.Evict(ctx, t.names[i]) })
 }
 
@@ -196,27 +182,17 @@ func (t *pulsarTopic) Carry(ctx context.Context) (carried []switching.Carried, e
 		}
 		return t.pairs[i].Apply(ctx, t.plans[i])
 	})
-	for i, plans := range t.plans {
+	for _, plans := range t.plans {
 		for _, p := range plans {
-			c := carriedOf(p)
-			c.Unacked = t.inHand(i, p)
-			carried = append(carried, c)
+			carried = append(carried, carriedOf(p))
 		}
 	}
 	return carried, err
 }
 
-// inHand is how many entries the consumers of a subscription have and did not acknowledge.
-func (t *pulsarTopic) inHand(partition int, p pulsaradmin.Plan) int64 {
-	if t.unacked == nil {
-		return p.Unacked
-	}
-	return max(p.Unacked, min(t.unacked[partition][p.Subscription], p.Backlog))
-}
-
 func carriedOf(p pulsaradmin.Plan) switching.Carried {
 	return switching.Carried{
-		Topic: p.Topic, Subscription: p.Subscription, How: string(p.How), First: p.First.String(), Holes: len(p.Holes),
+		Topic: p.Topic, Subscription: p.Subscription, How: string(p.How), By: string(p.By), First: p.First.String(), Holes: len(p.Holes),
 		Backlog: p.Backlog, Unacked: p.Unacked, Repeated: p.Repeated, Missing: p.Missing, Note: p.Note,
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"pointsman/core/switching"
+	"pointsman/internal/pulsaradmin"
 )
 
 // receipt is the one that is being made.
@@ -63,7 +64,9 @@ func millis(t time.Duration) float64 { return float64(t.Microseconds()) / 1000 }
 func (d *driver) carried(all []switching.Carried) {
 	rc := d.receipt()
 	rc.SubscriptionCount, rc.DuplicatesForecast = len(all), 0
+	d.ways = [len(carryWays)]int{}
 	for _, c := range all {
+		d.ways[max(0, slices.Index(carryWays[:], pulsaradmin.How(c.By)))]++
 		rc.DuplicatesForecast += c.Unacked + c.Repeated
 	}
 	rc.Subscriptions = all[:min(len(all), switching.MaxCarried)]
@@ -90,6 +93,7 @@ type stats struct {
 	leading atomic.Bool
 	states  atomic.Pointer[map[switching.State]int] // of those that are not over
 	over    [len(endStates)]atomic.Uint64
+	carried [len(carryWays)]atomic.Uint64
 	hold    histogram
 }
 
@@ -135,12 +139,14 @@ var (
 	descLeading = prometheus.NewDesc("pointsman_switch_leader", "1 while this proxy drives the planned switches.", nil, nil)
 	descStates  = prometheus.NewDesc("pointsman_switches", "Planned switches that are under way, by state; the leader tells, on other proxies it is absent.", []string{"state"}, nil)
 	descEnded   = prometheus.NewDesc("pointsman_switches_ended_total", "Planned switches that ended while this proxy drove them, by state.", []string{"state"}, nil)
+	descCarried = prometheus.NewDesc("pointsman_switch_subscriptions_total", "Subscriptions of a partition that switches have carried which this proxy drove to their end, by how messages were recognised on the new cluster.", []string{"by"}, nil)
 	descHold    = prometheus.NewDesc("pointsman_switch_hold_seconds", "How long topics were fenced in planned switches that this proxy has driven to the new cluster.", nil, nil)
 )
 
 // The states exist in the metrics from the start, at zero.
 var (
 	runStates = [...]switching.State{switching.StateRequested, switching.StatePrepared, switching.StateFenced, switching.StateEvicting}
+	carryWays = [...]pulsaradmin.How{pulsaradmin.AtEnd, pulsaradmin.ByOrigin, pulsaradmin.ByProducer, pulsaradmin.ByTime, pulsaradmin.NotThere}
 	endStates = [...]switching.State{switching.StateDone, switching.StateIncomplete, switching.StateAborted}
 )
 
@@ -149,6 +155,7 @@ func (c *Controller) Describe(ch chan<- *prometheus.Desc) {
 	ch <- descLeading
 	ch <- descStates
 	ch <- descEnded
+	ch <- descCarried
 	ch <- descHold
 }
 
@@ -166,6 +173,9 @@ func (c *Controller) Collect(ch chan<- prometheus.Metric) {
 	}
 	for i, s := range endStates {
 		ch <- prometheus.MustNewConstMetric(descEnded, prometheus.CounterValue, float64(c.stats.over[i].Load()), string(s))
+	}
+	for i, way := range carryWays {
+		ch <- prometheus.MustNewConstMetric(descCarried, prometheus.CounterValue, float64(c.stats.carried[i].Load()), string(way))
 	}
 	buckets, total := make(map[float64]uint64, len(holdBuckets)), uint64(0)
 	for i, bound := range holdBuckets {

@@ -104,9 +104,12 @@ type Plan struct {
 	// Holes are behind First: acknowledged on the old cluster one by one, or second copies of what will be delivered already.
 	Holes []Range
 	How   How
+	// By is how copies are recognised, which How leaves open at the end of the log.
+	By How
 	// Backlog is what the new cluster will count for the subscription, in entries, markers included, with nothing written meanwhile.
 	Backlog int64
-	// Unacked is how many entries were delivered by the old cluster and not acknowledged, as far as can be told: they come again, as they would have there.
+	// Unacked is how many messages were delivered by the old cluster and not acknowledged, as far as can be told: they may come again, as they would have
+	// there. Brokers count them for shared subscriptions only; for the others they are counted from the cursor when By.Bare, because then they do come.
 	Unacked int64
 	// Repeated is how many entries that were acknowledged one by one will come again, because they lie too far behind First to be carried.
 	Repeated int64
@@ -138,8 +141,9 @@ func (p *Pair) Plan(ctx context.Context, s Sub) (Plan, error) {
 		return fail(err)
 	}
 	plan.First, plan.How = found.Position, found.How
-	for _, c := range s.Consumers {
-		plan.Unacked += c.Unacked
+	plan.By = found.By
+	if plan.Unacked, err = p.inHand(ctx, &s, found.Entry, plan.By.Bare()); err != nil {
+		return fail(err)
 	}
 	switch {
 	case plan.How == NotThere && found.Entry.Position != NoPosition:
@@ -148,6 +152,9 @@ func (p *Pair) Plan(ctx context.Context, s Sub) (Plan, error) {
 			p.to.Cluster(), found.Entry.Position, p.from.Cluster(), found.Position)
 	case !plan.How.Exact():
 		plan.Note = "found by the time of publishing: messages that were acknowledged may come again"
+	case plan.By.Bare():
+		plan.Note = fmt.Sprintf("the copies do not say where they lay on cluster %s (its brokers are older than 4.0.4): they were found by producer, sequence id and time of publishing, and what clients acknowledge while the topic moves comes again",
+			p.from.Cluster())
 	}
 	if err := p.guard(ctx, &s.Cursor, found.Entry, &plan); err != nil {
 		return fail(err)
@@ -158,6 +165,75 @@ func (p *Pair) Plan(ctx context.Context, s Sub) (Plan, error) {
 	plan.Backlog = p.backlog(&plan)
 	return plan, nil
 }
+
+// given is what a subscription had been given at some moment.
+type given struct {
+	read    Position // everything before it
+	unacked int64    // as brokers count it
+}
+
+// NoteGiven remembers how much of each subscription was delivered, for plans that are made after an eviction: the cluster forgets it then. The first time counts.
+func (p *Pair) NoteGiven(ctx context.Context) error {
+	s, err := p.Snapshot(ctx)
+	if err != nil {
+		return err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.given != nil {
+		return nil
+	}
+	p.given = map[string]given{}
+	for _, sub := range s.Subs {
+		p.given[sub.Name] = givenOf(&sub)
+	}
+	return nil
+}
+
+// givenOf is what the consumers of a subscription have been given; nothing when there are none.
+func givenOf(s *Sub) (g given) {
+	if g.read = NoPosition; len(s.Consumers) > 0 {
+		g.read = s.Cursor.Read
+	}
+	for _, c := range s.Consumers {
+		g.unacked += c.Unacked
+	}
+	return g
+}
+
+// inHand is how many messages the consumers of a subscription have been given and did not acknowledge; first is the first one that is not acknowledged.
+func (p *Pair) inHand(ctx context.Context, s *Sub, first Entry, bare bool) (n int64, err error) {
+	now := givenOf(s)
+	p.mu.Lock()
+	before, noted := p.given[s.Name]
+	p.mu.Unlock()
+	if n = now.unacked; noted && s.Backlog > 0 {
+		if now.read.Before(before.read) {
+			now.read = before.read
+		}
+		n = max(n, before.unacked)
+	}
+	if !bare || n > 0 || first.Position == NoPosition || s.Type == "Shared" || s.Type == "Key_Shared" {
+		return n, nil
+	}
+	i := p.from.in.Index(first.Position)
+	err = p.from.forward(ctx, i, func(e Entry) (bool, error) {
+		switch at := p.from.in.Index(e.Position); {
+		case !e.Position.Before(now.read):
+			return true, nil
+		case at-i >= maxInHand: // more than any client keeps: the rest is not looked at
+			n += p.from.in.Index(now.read) - at
+			return true, nil
+		case e.deliverable() && !s.Cursor.acked(e.Position):
+			n += int64(e.Messages)
+		}
+		return false, nil
+	})
+	return n, err
+}
+
+// maxInHand is how many entries behind the first unacknowledged one are looked at for how many messages they have.
+const maxInHand = 4_096
 
 // firstUnacked finds the copy of the first message that is not acknowledged.
 func (p *Pair) firstUnacked(ctx context.Context, c *Cursor) (Found, error) {

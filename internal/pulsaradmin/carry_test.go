@@ -173,6 +173,103 @@ func TestAReplicatedSubscriptionStaysReplicated(t *testing.T) {
 	}
 }
 
+// GR-02: what clients have in hand may come again, and is forecast. An eviction makes the old cluster forget it; what it said before counts, but nothing when all
+// was acknowledged since.
+func TestTheForecastIsOfWhatConsumersHave(t *testing.T) {
+	consumers := func(unacked ...int64) (all []Consumer) {
+		for _, n := range unacked {
+			all = append(all, Consumer{Unacked: n})
+		}
+		return all
+	}
+	for name, c := range map[string]struct {
+		kind          string
+		silent        bool
+		before, after []Consumer
+		done          bool // everything is acknowledged
+		want          int64
+	}{
+		"shared, as the broker counts":                    {kind: "Shared", after: consumers(3, 4), want: 7},
+		"shared, forgotten":                               {kind: "Shared", before: consumers(40), want: 40},
+		"shared, more by now":                             {kind: "Shared", before: consumers(1), after: consumers(3), want: 3},
+		"shared, all acknowledged since":                  {kind: "Shared", before: consumers(40), done: true},
+		"exclusive, exact copies":                         {kind: "Exclusive", after: consumers(0)},
+		"exclusive, copies that say nothing":              {kind: "Exclusive", silent: true, after: consumers(0), want: 5 * 10},
+		"exclusive, copies that say nothing, forgotten":   {kind: "Exclusive", silent: true, before: consumers(0), want: 5 * 10},
+		"exclusive, copies that say nothing, no consumer": {kind: "Exclusive", silent: true},
+		"shared, copies that say nothing":                 {kind: "Key_Shared", silent: true, after: consumers(7), want: 7},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a, b := newFake("a", 7), newFake("b", 3)
+			b.silent = c.silent
+			for i := range 20 {
+				e := message("p", i)
+				e.Messages = 10
+				a.append(e)
+			}
+			settle(a, b)
+			sub(a, "s", 10, 12, 14) // 10 to 16 were delivered
+			if c.done {
+				sub(a, "s", 20)
+			}
+			set := func(consumers []Consumer, read Position) {
+				s, cursor := a.subs["s"], a.cursors["s"]
+				s.Type, s.Consumers, cursor.Read = c.kind, consumers, read
+				a.subs["s"], a.cursors["s"] = s, cursor
+			}
+			p := newPair("persistent://t/n/x", a, b)
+			if c.before != nil {
+				set(c.before, a.entries[17].Position)
+				for range 2 { // a second time, everything is forgotten already
+					if err := p.NoteGiven(t.Context()); err != nil {
+						t.Fatal(err)
+					}
+					set(nil, a.entries[10].Position)
+				}
+			}
+			read := a.entries[17].Position
+			if c.after == nil {
+				read = a.entries[10].Position
+			}
+			set(c.after, read)
+			plans, err := p.Plans(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if plan := plans[0]; plan.Unacked != c.want || plan.By.Bare() != c.silent || (plan.Note != "") != c.silent {
+				t.Errorf("plan %+v; want %d in hand, and a note if copies do not say where they come from", plan, c.want)
+			}
+		})
+	}
+}
+
+// Many messages within the time that producers' clocks may differ by: the copy is found all the same.
+func TestACopyThatSaysNothingIsFoundAmongManyOfTheSameSecond(t *testing.T) {
+	a, b := newFake("a", 7), newFake("b", 3)
+	b.silent = true
+	const n = 3 * printScan
+	for i := range n {
+		e := message("p", i)
+		e.Time = int64(1_000_000 + i/10) // ten within a millisecond
+		if i == n-5 {
+			e.Time -= 300 // a producer whose clock is late
+		}
+		a.append(e)
+	}
+	settle(a, b)
+	for _, i := range []int{n - 1, n - 5, n / 2, 0} {
+		sub(a, "s", i)
+		p := newPair("persistent://t/n/x", a, b)
+		plans, err := p.Plans(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if plan := plans[0]; plan.How != ByProducer || plan.First != b.entries[i].Position || plan.Repeated != 0 {
+			t.Errorf("number %d: plan %+v, want %v by producer", i, plan, b.entries[i].Position)
+		}
+	}
+}
+
 func TestASubscriptionThatSomebodyUsesIsNotMoved(t *testing.T) {
 	a, b := history(20)
 	sub(a, "s", 10)

@@ -28,11 +28,17 @@ const (
 // Exact tells whether delivery from the position on loses and repeats nothing.
 func (h How) Exact() bool { return h == ByOrigin || h == ByProducer || h == AtEnd }
 
+// Bare tells that copies do not say where they come from, so that they are known by what their producers wrote. Acknowledgements that clients give while
+// the topic moves cannot be carried then.
+func (h How) Bare() bool { return h == ByProducer || h == ByTime }
+
 // Found is where something lies on the other cluster.
 type Found struct {
 	// Position is the first one to be delivered.
 	Position Position
 	How      How
+	// By is How, and with AtEnd the way in which the last copy was found.
+	By How
 	// Entry is the entry that was looked for, as the first cluster has it; its Position is NoPosition with AtEnd.
 	Entry Entry
 	// Next is the position right after the copy: where somebody who had the entry goes on.
@@ -47,7 +53,8 @@ type Pair struct {
 	back     *Pair // the other direction, over the same views
 
 	mu     sync.Mutex
-	absent []Range // guarded by mu: positions of the new cluster, from After on and before Last, whose messages the old one does not have
+	given  map[string]given // guarded by mu: by subscription, see NoteGiven
+	absent []Range          // guarded by mu: positions of the new cluster, from After on and before Last, whose messages the old one does not have
 }
 
 // NewPair makes the pair of one partition. Load comes before everything else.
@@ -105,16 +112,16 @@ func (p *Pair) end(ctx context.Context) (Found, error) {
 		if first, any := p.to.in.First(); any && p.from.in.Last.Entry < 0 {
 			at = first
 		}
-		return Found{Position: at, How: AtEnd, Entry: nothing, Next: at}, nil
+		return Found{Position: at, How: AtEnd, By: AtEnd, Entry: nothing, Next: at}, nil
 	}
 	f, err := p.copyOf(ctx, e)
 	if err != nil {
 		return Found{}, err
 	}
 	if f.How == NotThere || f.How == ByTime {
-		return Found{Position: f.Position, How: f.How, Entry: nothing, Next: f.Position}, nil
+		return Found{Position: f.Position, How: f.How, By: f.How, Entry: nothing, Next: f.Position}, nil
 	}
-	return Found{Position: f.Next, How: AtEnd, Entry: nothing, Next: f.Next}, nil
+	return Found{Position: f.Next, How: AtEnd, By: f.How, Entry: nothing, Next: f.Next}, nil
 }
 
 // ErrBehind says that the other cluster does not have the message yet.
@@ -132,7 +139,7 @@ func (e *ErrBehind) Error() string {
 // copyOf finds the other cluster's copy of an entry.
 func (p *Pair) copyOf(ctx context.Context, e Entry) (Found, error) {
 	found := func(at Position, how How) (Found, error) {
-		f := Found{Position: at, How: how, Entry: e, Next: Position{at.Ledger, at.Entry + 1}}
+		f := Found{Position: at, How: how, By: how, Entry: e, Next: Position{at.Ledger, at.Entry + 1}}
 		if how == NotThere || how == ByTime {
 			f.Next = at
 		}
@@ -257,35 +264,46 @@ const (
 	maxLeaps = 12
 	// maxScan is how many entries are read one after the other in search of one.
 	maxScan = 20_000
-	// printScan is how many entries around the time of publishing are compared by producer and sequence id.
+	// printScan is how many entries on each side of the time of publishing are compared by producer and sequence id.
 	printScan = 4_096
 	// clockSkew is how much producers' clocks may disagree, in milliseconds, for a message to be found by its time.
 	clockSkew = 2_000
 )
 
-// byPrint finds the copy by what the producer wrote: for brokers that do not say where an entry comes from.
+// byPrint finds the copy by what the producer wrote: for brokers that do not say where an entry comes from. It lies near the guess, which is by its time
+// of publishing; before it where producers' clocks disagree.
 func (p *Pair) byPrint(ctx context.Context, e Entry, guess Position, found func(Position, How) (Found, error)) (Found, error) {
-	early, err := p.to.AtTime(ctx, e.Time-clockSkew)
-	if err != nil {
-		return Found{}, err
-	}
 	origin := e.from(p.from.Cluster())
 	var at *Position
 	bare := false // there are copies from that cluster which do not say where they lay
-	left := printScan
-	err = p.to.forward(ctx, p.to.in.Index(early), func(other Entry) (bool, error) {
-		if other.Source == NoPosition && other.from(p.to.Cluster()) == origin {
-			bare = true
-			if other.print() == e.print() {
-				at = &other.Position
+	look := func(first, end int64) error {
+		return p.to.forward(ctx, first, func(other Entry) (bool, error) {
+			if p.to.in.Index(other.Position) >= end {
+				return true, nil
 			}
-		}
-		left--
-		return at != nil || left == 0 || other.Time > e.Time+clockSkew, nil
-	})
-	switch {
-	case err != nil:
+			if other.Source == NoPosition && other.from(p.to.Cluster()) == origin {
+				bare = true
+				if other.print() == e.print() {
+					at = &other.Position
+				}
+			}
+			return at != nil || other.Time > e.Time+clockSkew, nil
+		})
+	}
+	near := p.to.in.Index(guess)
+	if err := look(near, near+printScan); err != nil {
 		return Found{}, err
+	}
+	if at == nil {
+		early, err := p.to.AtTime(ctx, e.Time-clockSkew)
+		if err != nil {
+			return Found{}, err
+		}
+		if err := look(max(p.to.in.Index(early), near-printScan), near); err != nil {
+			return Found{}, err
+		}
+	}
+	switch {
 	case at != nil:
 		return found(*at, ByProducer)
 	case !bare, !p.to.in.Has(guess): // the time says nothing without a copy near it
