@@ -243,6 +243,44 @@ func TestTheForecastIsOfWhatConsumersHave(t *testing.T) {
 	}
 }
 
+// The log of a topic is long: the search must not read all of it to find that no copy says where it comes from; nor miss what was copied before, or since, the
+// brokers were upgraded.
+func TestFindingAmongBareCopiesReadsLittle(t *testing.T) {
+	const n = 30_000
+	for name, says := range map[string]func(i int) bool{ // which copies say where they come from
+		"none":                 func(int) bool { return false },
+		"since the upgrade":    func(i int) bool { return i >= n/2 },
+		"until the downgrade":  func(i int) bool { return i < n/2 },
+		"since a moment ago":   func(i int) bool { return i >= n-3 },
+		"all but a moment ago": func(i int) bool { return i < n-3 },
+	} {
+		t.Run(name, func(t *testing.T) {
+			a, b := newFake("a", 7), newFake("b", 3)
+			for i := range n {
+				e := message("p", i)
+				a.append(e)
+				b.silent = !says(i)
+				replicate(a, b, 1)
+			}
+			for _, i := range []int{n - 1, n - 10, n/2 + 1, n/2 - 1, 5} {
+				b.reads = 0
+				p := newPair("persistent://t/n/x", a, b)
+				if err := p.Load(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				f, err := p.Find(t.Context(), a.entries[i].Position)
+				want := ByProducer
+				if says(i) {
+					want = ByOrigin
+				}
+				if err != nil || f.Position != b.entries[i].Position || f.How != want || b.reads > 40 {
+					t.Errorf("number %d: %+v, %v after %d reads; want %v by %s, and few reads", i, f, err, b.reads, b.entries[i].Position, want)
+				}
+			}
+		})
+	}
+}
+
 // Many messages within the time that producers' clocks may differ by: the copy is found all the same.
 func TestACopyThatSaysNothingIsFoundAmongManyOfTheSameSecond(t *testing.T) {
 	a, b := newFake("a", 7), newFake("b", 3)

@@ -185,17 +185,22 @@ func (p *Pair) copyOf(ctx context.Context, e Entry) (Found, error) {
 }
 
 // search finds the copy of an entry by its origin: copies from one cluster lie in the order that they had there, so that comparing one tells on
-// which side to go on. how is "" when copies do not say where they come from, and AtEnd when all of them come before.
+// which side to go on. how is AtEnd when all of them come before, and "" as soon as a copy does not say where it comes from: then all of them may not, and
+// looking for one that does would mean reading the whole log.
 func (p *Pair) search(ctx context.Context, want key, guess Position) (at Position, how How, err error) {
 	var after *Entry // the first known copy that does not come before the wanted one
-	seen := false
+	seen, bare := false, false
 	lo, hi := int64(0), p.to.in.Len() // copies below lo come before it, those from hi on do not
 	next := min(p.to.in.Index(guess), hi-1)
 	// judge narrows the interval by the entry with index i and tells whether it is a copy from that cluster.
 	judge := func(e *Entry, i int64) bool {
 		k, exact := e.origin(p.to.Cluster())
-		if !exact || k.cluster != want.cluster {
+		switch {
+		case k.cluster != want.cluster:
 			return false
+		case !exact:
+			bare = true
+			return true
 		}
 		seen = true
 		if k.position.Before(want.position) {
@@ -226,6 +231,9 @@ func (p *Pair) search(ctx context.Context, want key, guess Position) (at Positio
 				judged = judge(&e, i)
 			}
 		}
+		if bare {
+			return NoPosition, "", nil
+		}
 		if after != nil && after.isCopy(want, p.to.Cluster()) {
 			return after.Position, ByOrigin, nil
 		}
@@ -238,10 +246,10 @@ func (p *Pair) search(ctx context.Context, want key, guess Position) (at Positio
 	}
 	err = p.to.forward(ctx, lo, func(e Entry) (bool, error) {
 		i := p.to.in.Index(e.Position)
-		return i >= hi || judge(&e, i) && after != nil && after.Position == e.Position, nil
+		return i >= hi || judge(&e, i) && (bare || after != nil && after.Position == e.Position), nil
 	})
 	switch {
-	case err != nil:
+	case err != nil || bare:
 		return NoPosition, "", err
 	case after != nil && after.isCopy(want, p.to.Cluster()):
 		return after.Position, ByOrigin, nil
@@ -274,14 +282,22 @@ const (
 // of publishing; before it where producers' clocks disagree.
 func (p *Pair) byPrint(ctx context.Context, e Entry, guess Position, found func(Position, How) (Found, error)) (Found, error) {
 	origin := e.from(p.from.Cluster())
+	exact, _ := e.origin(p.from.Cluster())
 	var at *Position
+	how := ByProducer
 	bare := false // there are copies from that cluster which do not say where they lay
 	look := func(first, end int64) error {
 		return p.to.forward(ctx, first, func(other Entry) (bool, error) {
 			if p.to.in.Index(other.Position) >= end {
 				return true, nil
 			}
-			if other.Source == NoPosition && other.from(p.to.Cluster()) == origin {
+			switch {
+			case other.from(p.to.Cluster()) != origin:
+			case other.Source != NoPosition: // of brokers that were newer by then
+				if other.isCopy(exact, p.to.Cluster()) {
+					at, how = &other.Position, ByOrigin
+				}
+			default:
 				bare = true
 				if other.print() == e.print() {
 					at = &other.Position
@@ -305,7 +321,7 @@ func (p *Pair) byPrint(ctx context.Context, e Entry, guess Position, found func(
 	}
 	switch {
 	case at != nil:
-		return found(*at, ByProducer)
+		return found(*at, how)
 	case !bare, !p.to.in.Has(guess): // the time says nothing without a copy near it
 		return Found{}, &ErrBehind{p.Topic, p.from.Cluster(), p.to.Cluster(), e.Position}
 	}
