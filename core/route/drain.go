@@ -160,6 +160,19 @@ func DrainHas(text, sub string) (listed, leaving bool) {
 	}
 }
 
+// Home is the cluster that a durable subscription of the topic belongs to. wait tells that it is about to leave that one for d.Cluster: its
+// consumers are closed, and its SUBSCRIBEs wait until the map goes on. It allocates nothing as a rule (DrainFrom).
+func (d Decision) Home(sub string) (cluster string, wait bool) {
+	if d.Drain == "" {
+		return d.Cluster, false
+	}
+	listed, leaving := DrainHas(d.Drain, sub)
+	if !listed {
+		return d.Cluster, false
+	}
+	return DrainFrom(d.Drain), leaving
+}
+
 // DrainFrom is the old cluster of a valid text; "" of "". It allocates nothing unless the name has unusual characters.
 func DrainFrom(text string) string {
 	from, _, _ := strings.Cut(text, ";")

@@ -148,6 +148,20 @@ func TestTheTextOfADrainCountsInEverything(t *testing.T) {
 	}
 }
 
+func TestASubscriptionIsAtHomeWhereItStillReads(t *testing.T) {
+	d := Decision{Cluster: "b", State: StateDraining, Drain: Drain{From: "a", Subs: []DrainSub{{Name: "s"}, {Name: "t", Leaving: true}}}.String()}
+	is := func(d Decision, sub, want string, wantWait bool) {
+		t.Helper()
+		if got, wait := d.Home(sub); got != want || wait != wantWait {
+			t.Errorf("%q is at home on %s, waits %v; want %s, %v", sub, got, wait, want, wantWait)
+		}
+	}
+	is(d, "s", "a", false)
+	is(d, "t", "a", true)
+	is(d, "u", "b", false)
+	is(Decision{Cluster: "b"}, "s", "b", false)
+}
+
 func FuzzParseDrain(f *testing.F) {
 	f.Add("a;0;12:5,-1:-1;=b;>c", "b")
 	f.Add("a%3B;7;;=%00", "\x00")

@@ -65,7 +65,7 @@ func Admit(s Standing) Table {
 	}
 	switch {
 	case s.State == route.StateActive, s.State == route.StateDraining:
-		return t
+		return t // which cluster a subscription of a draining topic belongs to says route.Decision.Home
 	case s.State == route.StatePrepared && s.Lease:
 		return t
 	case s.State == route.StatePrepared:
@@ -120,6 +120,10 @@ func (g Gate) Ack(s Standing) Action {
 	}
 	return Admit(s).Ack
 }
+
+// Follow notes that the entry has another epoch and that the handle stays where it is all the same: a consumer of a subscription that drains
+// at the flip, or that never left the old cluster when the switch is taken back. What it has dropped still closes it (MustClose).
+func (g *Gate) Follow(epoch uint64) { g.Epoch = epoch }
 
 // Reopen judges a PRODUCER or SUBSCRIBE for the id of this handle.
 func (g Gate) Reopen() Action {

@@ -41,11 +41,13 @@ type Do uint8
 const (
 	// DoNothing: until something is learned.
 	DoNothing Do = iota
-	// DoPrepare, DoFence, DoRelease, DoEvict: tell every loop, then Told. The table that sessions ask must have the entry already.
-	// DoRelease is the way back to active on the same cluster, DoEvict the arrival of another epoch.
+	// DoPrepare, DoFence, DoRelease, DoFollow, DoEvict: tell every loop, then Told. The table that sessions ask must have the entry already.
+	// DoRelease is the end of a fence, or of a drain, on the same cluster; DoFollow that other subscriptions drain now; DoEvict the arrival
+	// of another epoch.
 	DoPrepare
 	DoFence
 	DoRelease
+	DoFollow
 	DoEvict
 	// DoSave: write the entry to the disk copy and fsync it, then Saved.
 	DoSave
@@ -136,10 +138,12 @@ func (p Proxy) Next(now time.Time) Duty {
 		switch {
 		case p.entry.State == route.StatePrepared:
 			return duty(DoPrepare)
-		case p.entry.State != route.StateActive:
+		case p.entry.State != route.StateActive && p.entry.State != route.StateDraining:
 			return duty(DoFence)
-		case p.entry.Epoch != p.told.Epoch:
-			return duty(DoEvict)
+		case p.entry.Epoch != p.told.Epoch, p.entry.State == route.StateDraining && p.told.State == route.StateActive:
+			return duty(DoEvict) // also of a process that knows a topic only since it drains
+		case p.entry.State == route.StateDraining && p.told.State == route.StateDraining:
+			return duty(DoFollow)
 		}
 		return duty(DoRelease)
 	}
@@ -168,7 +172,7 @@ func (p Proxy) Next(now time.Time) Duty {
 			d.Clean, d.Why = false, "the process is too young to know what its predecessor had on the way"
 		}
 		return d
-	case route.StateActive:
+	case route.StateActive, route.StateDraining:
 		if p.evicted && p.acked != StateEvicting && p.entry.SwitchID != "" {
 			return Duty{Do: DoAck, Entry: p.entry, Phase: StateEvicting}
 		}
@@ -198,9 +202,9 @@ func (p *Proxy) Drained(key Key, clean bool, why string) {
 	}
 }
 
-// Evicted notes that no handle of an older epoch is left.
+// Evicted notes that no handle is left that e leads elsewhere. Who drains may have changed meanwhile.
 func (p *Proxy) Evicted(e route.Entry) {
-	if e == p.entry {
+	if e.Drain = p.entry.Drain; e == p.entry {
 		p.evicted = true
 	}
 }

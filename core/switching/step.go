@@ -26,6 +26,8 @@ const (
 	// WorkSurvey: sync, then read the record, then the roster with sessions and tombstones, then the acks, in this order, none of them
 	// from a cache or from before the step. Report: Record, Survey.
 	WorkSurvey
+	// In the following, the old cluster is the one that the attempt leads away from: of a way back (Step.Return) it is the record's To.
+
 	// WorkEvict: unload every partition of the topic on the old cluster, now.
 	WorkEvict
 	// WorkTail: read the last position of every partition on the old cluster. Report: Tail.
@@ -33,7 +35,10 @@ const (
 	// WorkReplicated: OK when the replication to the new cluster has passed Step.Tail on every partition, else NotYet with Why saying
 	// how far it is. Decided by positions: "disconnected" is neither drained nor broken (SW-09).
 	WorkReplicated
-	// WorkCarry: put every cursor of the new cluster where that of the old one is, by absolute positions only, never "end",
+	// WorkCarry, of a drain: make sure that the new cluster has every durable subscription that the old one has; one that is missing is made, at
+	// the end, which has no message of the topic's since the fence. One that is there stays where it is. Report: Subs.
+	//
+	// WorkCarry, else: put every cursor of the new cluster where that of the old one is, by absolute positions only, never "end",
 	// clear-backlog or skip (C8): this call may arrive late, from a leader that was frozen. Nothing is taken over from an earlier attempt.
 	WorkCarry
 	// WorkReadBack: OK when every cursor of the new cluster is where that of the old one is, else NotYet with Why naming one.
@@ -46,9 +51,20 @@ const (
 	WorkVerify
 	// WorkRecord: write the record of revision Step.Record.Rev−1 alone.
 	WorkRecord
+	// WorkDrained: what is left on the old cluster of the subscriptions of Step.Drain, over all partitions: first who is connected, then
+	// backlogs, none of them from before the step. Report: Drained. There is no deadline.
+	WorkDrained
+	// WorkReturnable, of a way back: OK as long as nothing that was published on the new cluster since the flip has been delivered there to
+	// anybody, else Never with Why naming who had it.
+	WorkReturnable
+	// WorkCopy, of a way back: copy what the new cluster got since the flip to the old one, in its order and behind what is there, each marked with
+	// where it comes from, so that whoever repeats this goes on behind what has come. With Step.Tail: all until there. Without: while
+	// producers go on, until little is left, without a deadline. NotYet with Why saying how much is left. Report: Copied.
+	WorkCopy
 )
 
-var workNames = [...]string{"over", "wait", "read", "write", "survey", "evict", "tail", "replicated", "carry", "read back", "tail again", "verify", "record"}
+var workNames = [...]string{"over", "wait", "read", "write", "survey", "evict", "tail", "replicated", "carry", "read back", "tail again", "verify", "record",
+	"drained", "returnable", "copy"}
 
 func (w Work) String() string { return workNames[w] }
 
@@ -66,6 +82,10 @@ type Step struct {
 	Record RecordState // of WorkWrite and WorkRecord: what the record becomes
 	Tail   string      // of WorkReplicated, WorkCarry, WorkReadBack, WorkTailAgain and WorkVerify
 	Why    string      // of WorkWait: who or what is waited for
+	// Return tells that the attempt leads back (Record.Return).
+	Return bool
+	// Drain is the text of the route.Drain that the map has, of WorkDrained, WorkReturnable and WorkCopy.
+	Drain string
 }
 
 // RecordState is the part of a Record that a controller reads and writes.
@@ -75,6 +95,7 @@ type RecordState struct {
 	State   State
 	Wish    Wish // read only
 	Note    string
+	Return  bool
 }
 
 // Answer is how a work went.
@@ -110,6 +131,12 @@ type Report struct {
 	Survey Survey
 	// Tail is the driver's own notation of one position per partition.
 	Tail string
+	// Tails are the same positions, one for each partition in its order, or one for a topic without partitions.
+	Tails []route.Tail
+	// Subs are the durable subscriptions of the old cluster, of WorkCarry of a drain.
+	Subs    []string
+	Drained Drained
+	Copied  int64 // messages that this step has copied
 	// Publishers are the producers on the old cluster, replicators left out.
 	Publishers []Publisher
 	Foreign    string
@@ -120,6 +147,23 @@ type Publisher struct {
 	Name string
 	// Text tells an operator who it is: name, address and library.
 	Text string
+}
+
+// Drained is what the old cluster has of a topic that drains.
+type Drained struct {
+	// Subs are its durable subscriptions, in any order. One that is missing does not exist there any more.
+	Subs []SubFact
+	// Readers are the connected consumers that have no durable subscription.
+	Readers int
+}
+
+// SubFact is a durable subscription, over all partitions.
+type SubFact struct {
+	Name      string
+	Backlog   int64  // entries that are not acknowledged, those held back for later included
+	Unacked   int64  // messages that consumers have and did not acknowledge
+	Consumers int    // that are connected
+	By        string // who they are, for an operator
 }
 
 // Survey is who could act on a topic, and what they have acknowledged.
