@@ -37,19 +37,29 @@ type Controller struct {
 	evicted                         bool
 	notes                           string // for the receipt
 	end                             State  // of stageEnd
+
+	drains bool   // mode drain
+	back   bool   // it leads back: from, to and epoch are those of the way back
+	drain  string // the text of the route.Drain that the map has, or is to have
+	// Until when subscriptions may be about to leave, and when those may try again that did not; zero before.
+	leaveBy, leaveAgain time.Time
 }
 
 // stage is what the controller believes to be at. Only stageRead learns it from the entry.
 type stage uint8
 
 const (
-	stageRead stage = iota
+	stageRead      stage = iota
+	stagePutBack         // of a way back, as the next two
+	stageMayReturn       // and nothing is held yet
+	stageCopy
 	stageRequested
 	stagePrepared
 	stageFence
 	stageFenced
 	stageEvict
 	stageTail
+	stageUntouched // of a way back
 	stageReplicated
 	stageCarry
 	stageReadBack
@@ -57,6 +67,10 @@ const (
 	stageFlip
 	stageFlipped
 	stageVerify
+	stageDrain // of a drain, as the next three
+	stageLook
+	stageChange
+	stageEmpty
 	stageEnd
 	stageOver
 )
@@ -73,7 +87,9 @@ const PauseInterval = time.Second
 // NewController drives the attempt that rec asks for. Of rec only what never changes within an attempt is taken: a leader may
 // have read it long ago.
 func NewController(rec Record) Controller {
-	return Controller{topic: rec.Topic, from: rec.From, to: rec.To, key: Key{rec.ID, rec.Attempt}, epoch: rec.Epoch}
+	c := Controller{topic: rec.Topic, from: rec.From, to: rec.To, key: Key{rec.ID, rec.Attempt}, epoch: rec.Epoch}
+	c.direct(rec)
+	return c
 }
 
 // Over tells that nothing is left to do.
@@ -97,7 +113,7 @@ func (c Controller) Next(now time.Time) Step {
 	}
 	if c.stage >= stagePrepared && c.stage <= stageFlip {
 		if why := c.reason(now); why != "" {
-			return c.write(c.entry(c.inMap()), c.entry(route.StateActive), StateAborted, join(why, c.notes))
+			return c.giveUp(why)
 		}
 	}
 	switch c.stage {
@@ -105,7 +121,7 @@ func (c Controller) Next(now time.Time) Step {
 		return Step{Work: WorkRead}
 	case stageRequested:
 		if why := c.reason(now); why != "" {
-			return c.record(StateAborted, why)
+			return c.giveUpUnprepared(why)
 		}
 		return c.write(c.base, c.entry(route.StatePrepared), StatePrepared, "")
 	case stagePrepared, stageFenced:
@@ -113,34 +129,41 @@ func (c Controller) Next(now time.Time) Step {
 	case stageFence:
 		return c.write(c.entry(route.StatePrepared), c.entry(route.StateFenced), StateFenced, "")
 	case stageEvict:
-		return Step{Work: WorkEvict}
+		return Step{Work: WorkEvict, Return: c.back}
 	case stageTail:
-		return Step{Work: WorkTail}
+		return Step{Work: WorkTail, Return: c.back}
 	case stageReplicated:
 		return Step{Work: WorkReplicated, Tail: c.tail}
 	case stageCarry:
+		if c.back {
+			return Step{Work: WorkCopy, Tail: c.tail, Drain: c.drain, Return: true}
+		}
 		return Step{Work: WorkCarry, Tail: c.tail}
 	case stageReadBack:
 		return Step{Work: WorkReadBack, Tail: c.tail}
 	case stageTailAgain:
-		return Step{Work: WorkTailAgain, Tail: c.tail}
+		return Step{Work: WorkTailAgain, Tail: c.tail, Return: c.back}
 	case stageFlip:
-		flipped := c.entry(route.StateActive)
-		flipped.Cluster, flipped.Epoch = c.to, c.epoch
-		return c.write(c.entry(route.StateFenced), flipped, StateEvicting, c.notes)
+		return c.write(c.entry(route.StateFenced), c.flippedEntry(), StateEvicting, c.notes)
 	case stageFlipped:
 		return Step{Work: WorkSurvey}
 	case stageVerify:
 		return Step{Work: WorkVerify, Tail: c.tail}
 	case stageEnd:
 		return c.record(c.end, c.notes)
+	case stageOver:
+		return Step{Work: WorkOver}
 	}
-	return Step{Work: WorkOver}
+	return c.nextOfDrain(now)
 }
 
 // entry is the entry of this attempt on the old cluster.
 func (c Controller) entry(s route.State) route.Entry {
-	return route.Entry{Topic: c.topic, Cluster: c.from, State: s, Epoch: c.epoch - 1, SwitchID: c.key.Switch, Attempt: c.key.Attempt}
+	e := route.Entry{Topic: c.topic, Cluster: c.from, State: s, Epoch: c.epoch - 1, SwitchID: c.key.Switch, Attempt: c.key.Attempt}
+	if c.back && s != route.StateActive {
+		e.Drain = c.drain
+	}
+	return e
 }
 
 // inMap is the state that the map has at the present stage.
@@ -152,11 +175,11 @@ func (c Controller) inMap() route.State {
 }
 
 func (c Controller) write(before, after route.Entry, s State, note string) Step {
-	return Step{Work: WorkWrite, Before: before, After: after, Record: RecordState{Rev: c.rev + 1, Attempt: c.key.Attempt, State: s, Note: note}}
+	return Step{Work: WorkWrite, Before: before, After: after, Record: RecordState{Rev: c.rev + 1, Attempt: c.key.Attempt, State: s, Note: note, Return: c.back}}
 }
 
 func (c Controller) record(s State, note string) Step {
-	return Step{Work: WorkRecord, Record: RecordState{Rev: c.rev + 1, Attempt: c.key.Attempt, State: s, Note: note}}
+	return Step{Work: WorkRecord, Record: RecordState{Rev: c.rev + 1, Attempt: c.key.Attempt, State: s, Note: note, Return: c.back}}
 }
 
 // reason is why the switch must go back; "" when it need not.
@@ -186,8 +209,8 @@ func (c *Controller) Observe(now time.Time, step Step, r Report) {
 	case step.Work == WorkOver:
 		return
 	case step.Work == WorkWait:
-		if c.stage == stageRequested {
-			c.stage = stageRead // does the operator still want the pause?
+		if c.stage <= stageRequested {
+			c.stage = stageRead // what does the operator want by now?
 		}
 		return
 	}
@@ -197,6 +220,12 @@ func (c *Controller) Observe(now time.Time, step Step, r Report) {
 	c.due, c.waiting = time.Time{}, ""
 	switch {
 	case r.Answer == NotYet && step.Work.onStore():
+		c.due, c.waiting = now.Add(RetryInterval), r.Why
+		return
+	case r.Answer != OK && step.Work == WorkDrained:
+		c.lookAgain(now, DrainInterval, r.Why)
+		return
+	case r.Answer == NotYet && c.stage < stageRequested:
 		c.due, c.waiting = now.Add(RetryInterval), r.Why
 		return
 	case r.Answer == NotYet:
@@ -220,13 +249,13 @@ func (c *Controller) Observe(now time.Time, step Step, r Report) {
 		c.wrote(now, step, r)
 	case WorkRecord:
 		c.rev = step.Record.Rev
-		if c.stage = stageOver; r.Answer == Conflict || r.Answer == Unknown {
+		if c.stage = stageOver; r.Answer == Conflict || r.Answer == Unknown || !step.Record.State.Over() && !c.gaveUp(step) {
 			c.stage = stageRead
 		}
 	case WorkSurvey:
 		c.rev, c.wish = r.Record.Rev, r.Record.Wish
 		switch {
-		case r.Record.Attempt != c.key.Attempt || r.Record.State.Over():
+		case r.Record.Attempt != c.key.Attempt || r.Record.Return != c.back || r.Record.State.Over():
 			c.stage = stageRead
 		case c.wish == WishAbort && c.stage != stageFlipped: // Next goes back
 		case c.stage == stagePrepared:
@@ -239,11 +268,20 @@ func (c *Controller) Observe(now time.Time, step Step, r Report) {
 	case WorkEvict:
 		c.evicted, c.claims, c.stage = true, "", stageTail
 	case WorkTail:
-		c.tail, c.stage = r.Tail, stageReplicated
+		c.tail, c.stage = r.Tail, c.afterTail()
+		c.noteTails(r.Tails)
 	case WorkReplicated:
 		c.stage = stageCarry
 	case WorkCarry:
-		c.stage = stageReadBack
+		if c.stage = c.afterCarry(); c.drains {
+			c.noteSubs(r.Subs)
+		}
+	case WorkReturnable:
+		c.stage = map[stage]stage{stageMayReturn: stageCopy, stageUntouched: stageCarry}[c.stage]
+	case WorkCopy:
+		c.stage = map[stage]stage{stageCopy: stageRequested, stageCarry: stageTailAgain}[c.stage]
+	case WorkDrained:
+		c.judgeDrained(now, r.Drained)
 	case WorkReadBack:
 		c.stage = stageTailAgain
 	case WorkTailAgain:
@@ -261,7 +299,7 @@ func (c *Controller) Observe(now time.Time, step Step, r Report) {
 // wrote takes the outcome of a write of entry and record.
 func (c *Controller) wrote(now time.Time, step Step, r Report) {
 	s := step.Record.State
-	if s == StateAborted {
+	if c.gaveUp(step) {
 		if c.abort = c.reason(now); c.abort == "" {
 			c.abort = step.Record.Note
 		}
@@ -288,8 +326,16 @@ func (c *Controller) wrote(now time.Time, step Step, r Report) {
 		c.stage = stageFenced
 	case StateEvicting:
 		c.flipped(now)
-	case StateAborted:
+	case StateAborted, StateDone:
 		c.stage = stageOver
+	case StateRequested:
+		c.stage = stageRead
+	case StateDraining:
+		if c.stage = stageRead; c.back {
+			c.stage = stageOver
+		} else {
+			c.due = now.Add(LeaveInterval) // proxies need a moment
+		}
 	}
 }
 
@@ -307,6 +353,10 @@ func (c *Controller) flipped(now time.Time) {
 
 // reconcile goes on from what the map says (C7). The record decides only when the entry is not of this attempt.
 func (c *Controller) reconcile(now time.Time, r Report) {
+	if c.drains {
+		c.reconcileDrain(now, r)
+		return
+	}
 	e, rec := r.Entry, r.Record
 	c.rev, c.wish = rec.Rev, rec.Wish
 	mine := !r.Absent && KeyOf(e) == c.key
@@ -329,16 +379,21 @@ func (c *Controller) reconcile(now time.Time, r Report) {
 	case rec.State == StateEvicting:
 		c.finish(StateIncomplete, "overtaken by "+by(e))
 	case rec.State == StateRequested && e.Cluster == c.from && e.State == route.StateActive && e.Epoch+1 == c.epoch:
-		if c.wish == WishPause {
-			c.due, c.waiting = now.Add(PauseInterval), "paused before it began"
-			return // and read again
-		}
-		c.stage, c.base, c.preparedBy = stageRequested, e, time.Time{}
-		if r.Absent {
-			c.base = route.Entry{}
-		}
+		c.begin(now, r)
 	default:
 		c.finish(StateAborted, fmt.Sprintf("the topic is %s on cluster %s at epoch %d, changed by %s; plan the switch again", stateName(e.State), e.Cluster, e.Epoch, by(e)))
+	}
+}
+
+// begin goes on with a switch that was asked for, from the entry that the topic has.
+func (c *Controller) begin(now time.Time, r Report) {
+	if c.wish == WishPause {
+		c.due, c.waiting = now.Add(PauseInterval), "paused before it began"
+		return // and read again
+	}
+	c.stage, c.base, c.preparedBy = stageRequested, r.Entry, time.Time{}
+	if r.Absent {
+		c.base = route.Entry{}
 	}
 }
 
@@ -435,9 +490,9 @@ func (c *Controller) judgeEvicted(now time.Time, s Survey) {
 	}
 	switch late := !now.Before(c.evictedBy); {
 	case len(missing) == 0:
-		c.stage, c.end = stageVerify, StateDone
+		c.afterReports(StateDone)
 	case late:
-		c.stage, c.end = stageVerify, StateIncomplete
+		c.afterReports(StateIncomplete)
 		c.addNote("no report from " + strings.Join(missing, ", ") + ": clients there may not have been told; they find the new cluster when they come back")
 	default:
 		c.wait(now, "not reported by "+strings.Join(missing, ", "))

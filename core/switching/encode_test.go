@@ -72,9 +72,13 @@ func appendHandle(dst []byte, h *handle) []byte {
 
 func appendController(dst []byte, c *Controller) []byte {
 	constant(c.claims + c.notes + c.waiting)
-	dst = append(dst, byte(c.key.Attempt)|byte(c.stage)<<4, byte(c.rev), seconds(c.preparedBy), seconds(c.fencedBy), seconds(c.evictedBy),
-		bits(c.abort != "", c.evicted, c.wish != ""), stateCode(c.end))
-	dst = append(append(dst, byte(len(c.tail))), c.tail...)
+	dst = append(dst, byte(c.key.Attempt), byte(c.stage), byte(c.rev), seconds(c.preparedBy), seconds(c.fencedBy), seconds(c.evictedBy),
+		bits(c.abort != "", c.evicted, c.wish != "", c.back), stateCode(c.end))
+	if c.drains {
+		dst = append(dst, seconds(c.leaveBy), seconds(c.leaveAgain))
+		dst = appendText(dst, c.drain)
+	}
+	dst = appendText(dst, c.tail)
 	return appendEntry(dst, c.base)
 }
 
@@ -82,12 +86,20 @@ func appendEntry(dst []byte, e route.Entry) []byte {
 	if e.Topic == "" {
 		return append(dst, 0)
 	}
-	constant(e.Drain)
-	return append(dst, 1|byte(e.State)<<1|byte(e.Epoch)<<3|bits(e.Cluster == "b", e.SwitchID != "")<<6, byte(e.Attempt))
+	dst = append(dst, 1|byte(e.State)<<1|byte(e.Epoch)<<3|bits(e.Cluster == "b", e.SwitchID != "")<<6, byte(e.Attempt))
+	if e.State == route.StateActive {
+		constant(e.Drain)
+		return dst
+	}
+	return appendText(dst, e.Drain)
+}
+
+func appendText(dst []byte, text string) []byte {
+	return append(append(dst, byte(len(text))), text...)
 }
 
 func appendRecordState(dst []byte, r RecordState) []byte {
-	return append(dst, byte(r.Rev), byte(r.Attempt)|bits(r.Wish != "")<<4, stateCode(r.State))
+	return append(dst, byte(r.Rev), byte(r.Attempt)|bits(r.Wish != "", r.Return)<<4, stateCode(r.State))
 }
 
 func appendQueue(dst []byte, q queue) []byte {
@@ -121,6 +133,10 @@ func stateCode(s State) byte {
 		return 6
 	case StateAborted:
 		return 7
+	case StateDraining:
+		return 8
+	case StateReturned:
+		return 9
 	}
 	panic("unknown state " + s)
 }
@@ -146,7 +162,7 @@ func TestTheModelKnowsEveryFieldOfTheStates(t *testing.T) {
 	for _, known := range []struct {
 		of     any
 		fields int
-	}{{Gate{}, 5}, {Proxy{}, 11}, {Lease{}, 3}, {Controller{}, 20}, {route.Entry{}, 7}, {RecordState{}, 5}, {world{}, 18}, {proc{}, 22}, {leader{}, 12}, {handle{}, 10}, {budget{}, 10}} {
+	}{{Gate{}, 5}, {Proxy{}, 11}, {Lease{}, 3}, {Controller{}, 25}, {route.Entry{}, 7}, {RecordState{}, 6}, {world{}, 18}, {proc{}, 22}, {leader{}, 12}, {handle{}, 10}, {budget{}, 10}} {
 		if n := reflect.TypeOf(known.of).NumField(); n != known.fields {
 			t.Errorf("%T has %d fields, and appendWorld was written for %d: add the new one, or worlds that differ count as one", known.of, n, known.fields)
 		}

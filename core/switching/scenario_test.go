@@ -22,9 +22,12 @@ import (
 //	entry a/active/1       somebody else writes the entry (cluster/state/epoch, then /switch/attempt); "entry absent" removes it
 //	record done            somebody else ends the record
 //	again                  an operator asks for the next attempt
+//	drain                  the switch is to drain (at the beginning)
+//	back                   an operator asks for the way back of a drain
 //	ok|conflict|unknown|notyet|never|lost [key=value ...]
 //	                       the answer to the step; a write is done on ok and unknown, not done on lost, which is also unknown to the
-//	                       controller. Values have _ for spaces. Keys: why, tail, publishers, foreign; of a survey member=p1:i1[:gone|:aged],
+//	                       controller. Values have _ for spaces. Keys: why, tail, publishers, foreign; of a drain tails=7:99,…, subs=one,…,
+//	                       sub=name:backlog[:unacked[:connected[:by]]], readers=1; of a survey member=p1:i1[:gone|:aged],
 //	                       ack=p1:i1:prepared, ack=p1:i1:fenced[:dirty][:claims,…], ack=p1:i1:evicting, tombstone=p1
 //
 // Each is followed by the next step, two spaces indented; `go test ./core/switching -rewrite` writes those down.
@@ -47,14 +50,14 @@ func newScenario(t *testing.T) *scenario {
 }
 
 func (s *scenario) recordState() RecordState {
-	return RecordState{Rev: s.rec.Rev, Attempt: s.rec.Attempt, State: s.rec.State, Wish: s.rec.Wish, Note: s.rec.Note}
+	return RecordState{Rev: s.rec.Rev, Attempt: s.rec.Attempt, State: s.rec.State, Wish: s.rec.Wish, Note: s.rec.Note, Return: s.rec.Return}
 }
 
 func (s *scenario) setRecord(r RecordState) {
-	s.rec.Rev, s.rec.State, s.rec.Note = r.Rev, r.State, r.Note
+	s.rec.Rev, s.rec.State, s.rec.Note, s.rec.Return = r.Rev, r.State, r.Note, r.Return
 }
 
-var scenarioStates = map[string]route.State{"active": route.StateActive, "prepared": route.StatePrepared, "fenced": route.StateFenced}
+var scenarioStates = map[string]route.State{"active": route.StateActive, "prepared": route.StatePrepared, "fenced": route.StateFenced, "draining": route.StateDraining}
 
 // play does one line.
 func (s *scenario) play(line string) {
@@ -81,6 +84,11 @@ func (s *scenario) play(line string) {
 		s.leader.Nudge()
 	case "again":
 		s.rec = s.rec.Again(s.now)
+	case "drain":
+		s.rec.Mode = ModeDrain
+		s.leader = NewController(s.rec)
+	case "back":
+		s.rec = s.rec.Back()
 	case "record":
 		s.rec.Rev, s.rec.State = s.rec.Rev+1, State(arg())
 	case "entry":
@@ -105,6 +113,9 @@ func (s *scenario) parseEntry(text string) route.Entry {
 	if len(parts) > 4 {
 		e.SwitchID = parts[3]
 		fmt.Sscan(parts[4], &e.Attempt)
+	}
+	if len(parts) > 5 {
+		e.Drain = parts[5]
 	}
 	return e
 }
@@ -144,6 +155,27 @@ func (s *scenario) answer(answer Answer, done bool, args []string) {
 			}
 		case "foreign":
 			r.Foreign = value
+		case "tails":
+			for text := range strings.SplitSeq(value, ",") {
+				var t route.Tail
+				fmt.Sscanf(text, "%d:%d", &t.Ledger, &t.Entry)
+				r.Tails = append(r.Tails, t)
+			}
+		case "subs":
+			r.Subs = strings.Split(value, ",")
+		case "sub":
+			f := SubFact{Name: parts[0]}
+			for i, to := range []any{nil, &f.Backlog, &f.Unacked, &f.Consumers} {
+				if i > 0 && i < len(parts) {
+					fmt.Sscan(parts[i], to)
+				}
+			}
+			if len(parts) > 4 {
+				f.By = parts[4]
+			}
+			r.Drained.Subs = append(r.Drained.Subs, f)
+		case "readers":
+			fmt.Sscan(value, &r.Drained.Readers)
 		case "member":
 			m := MemberFact{Member: Member{parts[0], parts[1]}, Live: len(parts) < 3}
 			m.Aged = !m.Live && parts[2] == "aged"
@@ -179,6 +211,9 @@ func (s *scenario) describe(step Step) string {
 		if e.SwitchID != "" {
 			text += fmt.Sprintf("/%s/%d", e.SwitchID, e.Attempt)
 		}
+		if e.Drain != "" {
+			text += " [" + e.Drain + "]"
+		}
 		return text
 	}
 	text := step.Work.String()
@@ -194,8 +229,17 @@ func (s *scenario) describe(step Step) string {
 	if step.Tail != "" {
 		text += " after " + step.Tail
 	}
+	if step.Drain != "" {
+		text += " of " + step.Drain
+	}
+	if step.Return && step.Work != WorkWait {
+		text += " (back)"
+	}
 	if step.Record.State != "" {
 		text += fmt.Sprintf(", record %d %s", step.Record.Rev, step.Record.State)
+		if step.Record.Return {
+			text += " back"
+		}
 		if step.Record.Note != "" {
 			text += " (" + step.Record.Note + ")"
 		}

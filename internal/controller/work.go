@@ -93,14 +93,14 @@ func (d *driver) readRecord(ctx context.Context) error {
 }
 
 func recordState(r switching.Record) switching.RecordState {
-	return switching.RecordState{Rev: r.Rev, Attempt: r.Attempt, State: r.State, Wish: r.Wish, Note: r.Note}
+	return switching.RecordState{Rev: r.Rev, Attempt: r.Attempt, State: r.State, Wish: r.Wish, Note: r.Note, Return: r.Return}
 }
 
 // next is the record that a step asks for.
 func (d *driver) next(s switching.RecordState) switching.Record {
 	rec := d.rec
 	rec.Receipt = cloneReceipt(rec.Receipt)
-	rec.Rev, rec.State, rec.Note, rec.Runner = s.Rev, s.State, s.Note, d.c.cfg.ID
+	rec.Rev, rec.State, rec.Note, rec.Runner, rec.Return = s.Rev, s.State, s.Note, d.c.cfg.ID, s.Return
 	now := time.Now()
 	switch {
 	case s.State == switching.StateFenced:
