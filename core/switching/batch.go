@@ -98,8 +98,10 @@ type Batch struct {
 	ID string `json:"id"`
 	// Rev counts the writes: revision n replaces n−1 and nothing else. The leader and operators both write it.
 	Rev  uint64 `json:"rev"`
-	To   string `json:"to"`
-	Mode Mode   `json:"mode"`
+	// From are the clusters that its topics were on at its start.
+	From []string `json:"from"`
+	To   string   `json:"to"`
+	Mode Mode     `json:"mode"`
 	// Scope is what was asked for, in words for an operator. Namespace is set when a whole one moves, and so ends as one rule.
 	Scope     string      `json:"scope"`
 	Namespace string      `json:"namespace,omitempty"`

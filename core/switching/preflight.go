@@ -1,6 +1,9 @@
 package switching
 
-import "time"
+import (
+	"fmt"
+	"time"
+)
 
 // Verdict is what a finding means for a planned switch.
 type Verdict string
@@ -31,6 +34,7 @@ type CheckRequest struct {
 	Reversible      bool     // the way back is wanted: what would be missing for it is a blocker
 	With            []string // base names that move by the same command
 	Handles         HandleFacts
+	Batch           bool // one of many: the names of the namespace may be some seconds old
 }
 
 // HandleFacts is what the proxies say of their clients on a topic.
@@ -60,6 +64,30 @@ func (p *Preflight) Add(fs ...Finding) {
 		p.Findings = append(p.Findings, f)
 		p.Verdict = Fine.Worse(p.Verdict).Worse(f.Verdict)
 	}
+}
+
+// Refusal says why the topic must not move: its worst finding, and how many more there are. "" lets it. force goes over warnings.
+func (p Preflight) Refusal(force bool) string {
+	worst, text, more := Warning, "", 0
+	for _, f := range p.Findings {
+		switch {
+		case f.Verdict == Fine || f.Verdict == Warning && force:
+		case text == "" || f.Verdict == Blocker && worst == Warning:
+			if text != "" {
+				more++
+			}
+			worst = f.Verdict
+			if text = f.Item + ": " + f.Evidence; f.Remedy != "" {
+				text += "; " + f.Remedy
+			}
+		default:
+			more++
+		}
+	}
+	if more > 0 {
+		text += fmt.Sprintf(" (and %d more: `pointsman switch check --topic %s --to %s`)", more, p.Topic, p.To)
+	}
+	return text
 }
 
 // Finding is one thing that a preflight has looked at.

@@ -11,6 +11,7 @@ import (
 	"errors"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"pointsman/core/route"
@@ -32,6 +33,10 @@ type Config struct {
 	Assign func(ctx context.Context, cluster, base string) (brokers map[string]string, missing int)
 	// Clients ask the clusters in a preflight: one for each that has an admin address.
 	Clients map[string]*pulsaradmin.Client
+	// Fleet is what batches ask of the proxies; nil: nothing is known of clients, and no rules are written.
+	Fleet Fleet
+	// Ground is what batches ask of the clusters; nil: they are asked.
+	Ground *Ground
 	// NativeIDs tells that message ids are passed on as they are (message_ids: native).
 	NativeIDs bool
 	// Receipt, when not nil, is handed every record that is over.
@@ -44,14 +49,17 @@ type Controller struct {
 	cfg   Config
 	nudge chan struct{} // capacity 1
 	stats stats
-	began func(switching.Step) // tests look on; nil otherwise
+	// roster is shared by all switches that look at it in the same moment, and names by all preflights of a batch.
+	roster store.Joint[roster]
+	names  listing
+	began  func(switching.Step) // tests look on; nil otherwise
 }
 
 const (
 	// lookEvery is how often the leader looks for new switches, unless it is told.
 	lookEvery = 500 * time.Millisecond
-	// maxDriven is how many switches are under way at once: each holds a topic.
-	maxDriven = 16
+	// maxDriven is how many switches are under way at once: each holds a topic. Batches say how many of theirs may be.
+	maxDriven = switching.MaxBatchParallel
 	// stepTimeout bounds one step on the store or the clusters. The deadlines of the protocol are shorter; this only
 	// frees a driver whose call hangs.
 	stepTimeout = 20 * time.Second
@@ -75,16 +83,14 @@ func (c *Controller) Run(ctx context.Context) error {
 	return c.cfg.Store.Lead(ctx, c.cfg.ID, c.lead)
 }
 
-// lead drives all switches that are not over. Another leader goes on where this one stops: nothing is cleaned up.
+// lead drives all switches and batches that are not over. Another leader goes on where this one stops: nothing is cleaned up.
 func (c *Controller) lead(ctx context.Context) {
 	c.cfg.Log.Info("this proxy leads the switches", "id", c.cfg.ID)
 	c.stats.leading.Store(true)
 	defer c.stats.leading.Store(false)
-	var drivers sync.WaitGroup
-	defer drivers.Wait()
-	var mu sync.Mutex
-	running := map[string]*driver{} // guarded by mu
-	failed := ""                    // what was said last of the reading
+	l := &leadership{c: c, running: map[string]*driver{}, batches: map[string]*batchDriver{}}
+	defer l.drivers.Wait()
+	failed := "" // what was said last of the reading
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for ctx.Err() == nil {
@@ -95,39 +101,102 @@ func (c *Controller) lead(ctx context.Context) {
 			return
 		}
 		records, err := c.cfg.Store.Running(ctx)
+		batches, batchErr := c.cfg.Store.RunningBatches(ctx)
+		err = errors.Join(err, batchErr)
 		if text := errText(err); text != failed && ctx.Err() == nil {
 			if failed = text; err != nil {
 				c.cfg.Log.Error("the leader cannot read all switches that are under way, and tries on; the others go on", "err", err)
 			}
 		}
-		mu.Lock()
 		c.stats.note(records)
+		c.stats.batches.note(batches)
 		// Oldest first: what was asked for first begins first.
 		for _, rec := range records {
-			if rec.Mode != switching.ModePlanned {
-				continue
-			}
-			if d := running[rec.ID]; d != nil {
-				d.look()
-				continue
-			}
 			// A pause that was asked for before the switch began takes no place from others.
-			if len(running) >= maxDriven || paused(rec) {
-				continue
+			if driven(rec) && !paused(rec) || l.drives(rec.ID) {
+				l.begin(ctx, rec)
 			}
-			d := newDriver(c, rec)
-			running[rec.ID] = d
-			drivers.Go(func() {
-				d.drive(ctx)
-				mu.Lock()
-				defer mu.Unlock()
-				delete(running, rec.ID)
-				c.Nudge() // another one may begin
-			})
 		}
-		mu.Unlock()
+		for _, b := range batches {
+			l.beginBatch(ctx, b)
+		}
 		timer.Reset(lookEvery)
 	}
+}
+
+// driven tells whether a switch is the controller's business.
+func driven(rec switching.Record) bool { return rec.Mode == switching.ModePlanned }
+
+// leadership is what a leader has under way.
+type leadership struct {
+	c       *Controller
+	drivers sync.WaitGroup
+
+	mu      sync.Mutex
+	running map[string]*driver      // by switch; guarded by mu
+	batches map[string]*batchDriver // guarded by mu
+}
+
+// begin has a switch driven, unless that is so or too many are; a driver that has not seen this revision of the record looks.
+func (l *leadership) begin(ctx context.Context, rec switching.Record) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if d := l.running[rec.ID]; d != nil {
+		if rec.Rev > d.seen.Load() {
+			d.look()
+		}
+		return
+	}
+	if len(l.running) >= maxDriven {
+		return // a later look finds it
+	}
+	d := newDriver(l.c, rec)
+	l.running[rec.ID] = d
+	l.drivers.Go(func() {
+		d.drive(ctx)
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		delete(l.running, rec.ID)
+		if b := l.batches[rec.Batch]; b != nil {
+			b.ended(rec.ID) // it has the next one
+			return
+		}
+		l.c.Nudge() // another one may begin
+	})
+}
+
+func (l *leadership) drives(id string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.running[id] != nil
+}
+
+// look has the driver of a switch read its record.
+func (l *leadership) look(id string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if d := l.running[id]; d != nil {
+		d.look()
+	}
+}
+
+// beginBatch has a batch driven, or hands its record to who drives it.
+func (l *leadership) beginBatch(ctx context.Context, b switching.Batch) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if d := l.batches[b.ID]; d != nil {
+		d.observe(b)
+		return
+	}
+	d := newBatchDriver(l, b.ID)
+	l.batches[b.ID] = d
+	l.drivers.Go(func() {
+		d.drive(ctx)
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		delete(l.batches, b.ID)
+		l.c.Nudge() // somebody may have resumed it
+	})
 }
 
 // paused tells whether a switch has not begun and is not to begin. It has no driver: it may stay so for days.
@@ -142,6 +211,8 @@ type driver struct {
 	key   switching.Key
 	base  string
 	looks chan struct{} // capacity 1: the record may have changed
+
+	seen atomic.Uint64 // revision of rec
 
 	rec     switching.Record    // as last read or written
 	ruled   bool                // rules decided the topic before
@@ -159,10 +230,18 @@ type assignment struct {
 
 func newDriver(c *Controller, rec switching.Record) *driver {
 	rec.Receipt = cloneReceipt(rec.Receipt)
-	return &driver{
+	d := &driver{
 		c: c, key: switching.Key{Switch: rec.ID, Attempt: rec.Attempt}, base: rec.Topic, rec: rec, looks: make(chan struct{}, 1),
 		log: c.cfg.Log.With("switch", rec.ID, "attempt", rec.Attempt, "topic", rec.Topic),
 	}
+	d.seen.Store(rec.Rev)
+	return d
+}
+
+// take goes by a record that was read or written.
+func (d *driver) take(rec switching.Record) {
+	d.rec = rec
+	d.seen.Store(rec.Rev)
 }
 
 func (d *driver) look() {

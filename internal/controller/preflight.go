@@ -88,7 +88,12 @@ func (c *Controller) Check(ctx context.Context, req switching.CheckRequest) (swi
 	}
 	slices.Sort(s.noAddress)
 	if len(s.noAddress) == 0 {
-		s.read(ctx, from, to)
+		s.read(ctx, from, to, func() ([]string, error) {
+			if req.Batch {
+				return c.names.siblings(ctx, from, req.Topic)
+			}
+			return from.Siblings(ctx, req.Topic)
+		})
 		if s.readable() {
 			c.mapSiblings(ctx, s)
 			if s.drains() {
@@ -103,13 +108,13 @@ func (c *Controller) Check(ctx context.Context, req switching.CheckRequest) (swi
 	return p, nil
 }
 
-// read takes the facts of both clusters.
-func (s *survey) read(ctx context.Context, from, to *pulsaradmin.Client) {
+// read takes the facts of both clusters; siblings names what belongs to the topic.
+func (s *survey) read(ctx context.Context, from, to *pulsaradmin.Client, siblings func() ([]string, error)) {
 	var wg sync.WaitGroup
 	wg.Go(func() { s.from, s.fromErr = from.Facts(ctx, s.req.Topic) })
 	wg.Go(func() { s.to, s.toErr = to.Facts(ctx, s.req.Topic) })
 	wg.Go(func() {
-		names, err := from.Siblings(ctx, s.req.Topic)
+		names, err := siblings()
 		for _, name := range names {
 			s.siblings = append(s.siblings, sibling{topic: name})
 		}

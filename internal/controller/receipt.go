@@ -95,6 +95,7 @@ type stats struct {
 	over    [len(endStates)]atomic.Uint64
 	carried [len(carryWays)]atomic.Uint64
 	hold    histogram
+	batches batchStats
 }
 
 // ended counts a switch that this controller has driven to its end.
@@ -157,6 +158,7 @@ func (c *Controller) Describe(ch chan<- *prometheus.Desc) {
 	ch <- descEnded
 	ch <- descCarried
 	ch <- descHold
+	describeBatches(ch)
 }
 
 // Collect implements prometheus.Collector.
@@ -170,6 +172,9 @@ func (c *Controller) Collect(ch chan<- prometheus.Metric) {
 		for _, s := range runStates {
 			ch <- prometheus.MustNewConstMetric(descStates, prometheus.GaugeValue, float64((*states)[s]), string(s))
 		}
+	}
+	if leading == 1 {
+		c.stats.batches.collect(ch)
 	}
 	for i, s := range endStates {
 		ch <- prometheus.MustNewConstMetric(descEnded, prometheus.CounterValue, float64(c.stats.over[i].Load()), string(s))

@@ -88,7 +88,7 @@ func (d *driver) readRecord(ctx context.Context) error {
 	} else {
 		rec.Receipt = cloneReceipt(rec.Receipt)
 	}
-	d.rec = rec
+	d.take(rec)
 	return nil
 }
 
@@ -144,7 +144,7 @@ func (d *driver) write(ctx context.Context, step switching.Step) switching.Repor
 	r := written(err)
 	if r.Answer == switching.OK {
 		rec.Receipt = d.rec.Receipt
-		d.rec = rec
+		d.take(rec)
 		d.log.Info("the map has the step of a switch", "state", rec.State, "cluster", after.Cluster, "epoch", after.Epoch, "note", rec.Note)
 	}
 	return r
@@ -189,7 +189,7 @@ func (d *driver) record(ctx context.Context, step switching.Step) switching.Repo
 	r := written(d.c.cfg.Store.PutSwitch(ctx, rec))
 	if r.Answer == switching.OK {
 		rec.Receipt = d.rec.Receipt
-		d.rec = rec
+		d.take(rec)
 	}
 	return r
 }
@@ -216,18 +216,14 @@ func (d *driver) survey(ctx context.Context) switching.Report {
 		return notYet(err)
 	}
 	r := switching.Report{Record: recordState(d.rec)}
-	proxies, err := st.Proxies(ctx)
+	seen, err := d.c.roster.Get(ctx, stepTimeout, d.c.readRoster)
 	if err != nil {
 		return notYet(err)
 	}
-	for _, p := range proxies {
+	for _, p := range seen.proxies {
 		r.Survey.Members = append(r.Survey.Members, switching.MemberFact{Member: switching.Member{ID: p.ID, Incarnation: p.Incarnation}, Live: p.Live})
 	}
-	stones, err := st.Tombstones(ctx)
-	if err != nil {
-		return notYet(err)
-	}
-	for _, s := range stones {
+	for _, s := range seen.stones {
 		if time.Since(s.At) < switching.SettleTime {
 			r.Survey.Tombstones = append(r.Survey.Tombstones, s.ID)
 		}
@@ -236,6 +232,19 @@ func (d *driver) survey(ctx context.Context) switching.Report {
 		return notYet(err)
 	}
 	return r
+}
+
+// roster is who could act on any topic.
+type roster struct {
+	proxies []store.Proxy
+	stones  []store.Tombstone
+}
+
+func (c *Controller) readRoster(ctx context.Context) (r roster, err error) {
+	if r.proxies, err = c.cfg.Store.Proxies(ctx); err == nil {
+		r.stones, err = c.cfg.Store.Tombstones(ctx)
+	}
+	return r, err
 }
 
 // mine tells whether the map has the topic on the old cluster, in this state, by this attempt.
