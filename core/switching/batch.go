@@ -97,7 +97,7 @@ const (
 type Batch struct {
 	ID string `json:"id"`
 	// Rev counts the writes: revision n replaces n−1 and nothing else. The leader and operators both write it.
-	Rev  uint64 `json:"rev"`
+	Rev uint64 `json:"rev"`
 	// From are the clusters that its topics were on at its start.
 	From []string `json:"from"`
 	To   string   `json:"to"`
