@@ -21,6 +21,9 @@ func TestTheTableOfWhatAProxyMayDoWithoutTheStore(t *testing.T) {
 	check("prepared, no lease: what is on its way goes on, nothing new is written", Standing{State: route.StatePrepared}, Table{Send: Drop, Produce: Hold, Open: Hold})
 	check("fenced, lease", Standing{State: route.StateFenced, Lease: true}, fenced)
 	check("fenced never leaves by itself", Standing{State: route.StateFenced}, fenced)
+	check("draining, lease", Standing{State: route.StateDraining, Lease: true}, all)
+	check("draining without the store goes on without limit", Standing{State: route.StateDraining}, all)
+	check("draining, map too old", Standing{State: route.StateDraining, Aged: true}, Table{Send: Drop, Produce: Hold})
 	check("an unknown state is treated as fenced", Standing{State: route.StateDraining + 7, Lease: true}, fenced)
 	check("active, map too old: no publishes, consumers go on", Standing{Aged: true}, Table{Send: Drop, Produce: Hold})
 	check("prepared, map too old", Standing{State: route.StatePrepared, Lease: true, Aged: true}, Table{Send: Drop, Produce: Hold})
@@ -67,6 +70,22 @@ func TestAHandleOfAnotherEpochIsClosed(t *testing.T) {
 	g, s := Gate{Epoch: 1}, Standing{Epoch: 2, Lease: true}
 	if !g.MustClose(s) || g.Send(s) != Drop || g.Message(s) != Drop || g.Ack(s) != Drop {
 		t.Fatalf("a handle of epoch 1 under an entry of epoch 2: %+v", g)
+	}
+}
+
+func TestAConsumerThatDrainsStaysUnderTheNextEpoch(t *testing.T) {
+	fence, after := Standing{State: route.StateFenced, Epoch: 1, Lease: true}, Standing{State: route.StateDraining, Epoch: 2}
+	g := Gate{Epoch: 1}
+	if g.Ack(fence) != Hold || !g.MustClose(after) {
+		t.Fatalf("a handle of epoch 1 under an entry of epoch 2: %+v", g)
+	}
+	if g.Follow(2); g.MustClose(after) || g.Message(after) != Pass || g.Ack(after) != Pass {
+		t.Fatalf("one that follows goes on: %+v", g)
+	}
+	g = Gate{Epoch: 1}
+	g.Message(fence)
+	if g.Follow(2); !g.MustClose(after) || g.Message(after) != Drop {
+		t.Fatalf("but not when it dropped something: %+v", g)
 	}
 }
 

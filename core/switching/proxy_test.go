@@ -65,6 +65,84 @@ func TestAProxyInAPlannedSwitch(t *testing.T) {
 	}
 }
 
+func draining(drain string) route.Entry {
+	e := inSwitch(route.StateDraining)
+	e.Cluster, e.Epoch, e.Drain = "b", 5, drain
+	return e
+}
+
+func TestAProxyInADrain(t *testing.T) {
+	p := NewProxy(proxyStart, proxyTopic)
+	fenced := inSwitch(route.StateFenced)
+	p.Learn(fenced)
+	p.Told(fenced)
+	p.Saved(fenced)
+	first, second := draining("a;0;3:4;=one;=two"), draining("a;0;3:4;>one;=two")
+	p.Learn(first)
+	owes(t, p, proxyOld, Duty{Do: DoEvict}, "producers go to the new cluster")
+	p.Told(first)
+	owes(t, p, proxyOld, Duty{}, "they are being told")
+	p.Learn(second)
+	owes(t, p, proxyOld, Duty{Do: DoFollow}, "one subscription is about to leave")
+	p.Told(second)
+	p.Evicted(first)
+	owes(t, p, proxyOld, Duty{Do: DoAck, Phase: StateEvicting}, "everybody was told of the flip, whoever drains by now")
+	p.Acked(StateEvicting, KeyOf(second))
+	owes(t, p, proxyOld, Duty{}, "of what drains the disk has what the copy of the map has")
+	if s := p.Standing(false, false); Admit(s) != (Table{}) {
+		t.Errorf("it goes on without the store: %+v", s)
+	}
+	// The way back is another attempt, with acks of its own; then it is given up.
+	back := second
+	back.State, back.Attempt = route.StatePrepared, 2
+	p.Learn(back)
+	owes(t, p, proxyOld, Duty{Do: DoPrepare}, "the loops come first")
+	p.Told(back)
+	owes(t, p, proxyOld, Duty{Do: DoSave}, "then the disk (P3)")
+	p.Saved(back)
+	owes(t, p, proxyOld, Duty{Do: DoAck, Phase: StatePrepared}, "then the ack")
+	p.Acked(StatePrepared, KeyOf(back))
+	again := second
+	again.Attempt = 2
+	p.Learn(again)
+	owes(t, p, proxyOld, Duty{Do: DoRelease}, "it drains on, for the attempt that led back")
+	p.Told(again)
+	owes(t, p, proxyOld, Duty{}, "nobody was told anything")
+	done := again
+	done.State, done.Drain = route.StateActive, ""
+	p.Learn(done)
+	owes(t, p, proxyOld, Duty{Do: DoRelease}, "the drain has ended")
+	p.Told(done)
+	owes(t, p, proxyOld, Duty{}, "the end")
+}
+
+func TestAProxyThatMissesStepsOfADrain(t *testing.T) {
+	p := NewProxy(proxyStart, proxyTopic)
+	p.Learn(proxyTopic)
+	p.Learn(draining("a;1;3:4;=two"))
+	owes(t, p, proxyOld, Duty{Do: DoEvict}, "the flip comes with what has become of it")
+	p.Told(p.Entry())
+	later := draining("a;2;3:4")
+	later.Attempt = 4
+	p.Learn(later)
+	owes(t, p, proxyOld, Duty{Do: DoFollow}, "a way back that was given up went unnoticed")
+	p.Told(later)
+	returned := later
+	returned.State, returned.Cluster, returned.Epoch, returned.Drain = route.StateActive, "a", 6, ""
+	p.Learn(returned)
+	owes(t, p, proxyOld, Duty{Do: DoEvict}, "another one did not")
+
+	p = NewProxy(proxyStart, route.Entry{})
+	p.Learn(later)
+	owes(t, p, proxyOld, Duty{Do: DoEvict}, "a process that knows the topic only since it drains may have handles of before")
+	p = NewProxy(proxyStart, later)
+	owes(t, p, proxyOld, Duty{Do: DoEvict}, "so may one that starts from its disk")
+	p.Told(later)
+	if s := p.Standing(false, false); Admit(s) != (Table{}) {
+		t.Errorf("what drains goes on from the disk without limit: %+v", s)
+	}
+}
+
 func TestAProxyThatMissedTheAbort(t *testing.T) {
 	p := NewProxy(proxyStart, proxyTopic)
 	first := inSwitch(route.StateFenced)

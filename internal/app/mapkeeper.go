@@ -368,6 +368,9 @@ func (k *mapKeeper) assigned(ctx context.Context, switchID string) session.Assig
 		k.log.Warn("the record of a switch cannot be read: clients will look their topic up", "switch", switchID, "err", err)
 		return session.Assigned{}
 	}
+	if r.Return && (r.State == switching.StateEvicting || r.State.Over()) {
+		return session.Assigned{Cluster: r.From, Brokers: r.Assigned} // its flip led back
+	}
 	return session.Assigned{Cluster: r.To, Brokers: r.Assigned}
 }
 

@@ -14,7 +14,7 @@ import (
 	"pointsman/store"
 )
 
-// mover is this process's part in planned switches: for each topic that moves it keeps a switching.Proxy, and does what that one
+// mover is this process's part in switches that fence: for each topic that moves it keeps a switching.Proxy, and does what that one
 // owes: tell the loops, write the disk copy, acknowledge. mapKeeper tells it of entries; the loops tell it of fences.
 type mover struct {
 	k       *mapKeeper
@@ -154,7 +154,7 @@ func (v *mover) step(topic string) {
 				delete(v.topics, topic)
 			}
 			return
-		case switching.DoPrepare, switching.DoFence, switching.DoRelease, switching.DoEvict:
+		case switching.DoPrepare, switching.DoFence, switching.DoRelease, switching.DoFollow, switching.DoEvict:
 			m.p.Told(duty.Entry)
 			v.tell(m, duty)
 		case switching.DoSave, switching.DoAck:
@@ -184,10 +184,18 @@ func (v *mover) tell(m *movingTopic, duty switching.Duty) {
 	case switching.DoFence:
 		v.fence(m, e)
 	case switching.DoRelease:
-		v.k.log.Info("a topic is active again where it was", "topic", e.Topic, "switch", e.SwitchID, "attempt", e.Attempt, "cluster", e.Cluster)
+		v.k.log.Info("a topic goes on where it was", "topic", e.Topic, "switch", e.SwitchID, "attempt", e.Attempt, "cluster", e.Cluster)
 		gatherEvicted(v.k.loops, func(now time.Time, sh *session.Shard, done func(session.Evicted)) {
 			sh.Unfence(now, e.Topic, session.Assigned{}, done)
 		}, func(session.Evicted) {})
+	case switching.DoFollow:
+		v.k.log.Info("other subscriptions of a topic drain", "topic", e.Topic, "switch", e.SwitchID, "cluster", e.Cluster)
+		v.tasks.Go(func() {
+			assigned := v.k.assigned(v.life, e.SwitchID)
+			gatherEvicted(v.k.loops, func(now time.Time, sh *session.Shard, done func(session.Evicted)) {
+				sh.Evict(now, e.Topic, assigned, done)
+			}, func(session.Evicted) {})
+		})
 	case switching.DoEvict:
 		// The record is read elsewhere: this may be the watch of the map.
 		m.pending++
@@ -302,7 +310,7 @@ func (v *mover) held() []string {
 	}
 	var topics []string
 	for topic, m := range v.topics {
-		if m.p.Entry().State != route.StateActive {
+		if s := m.p.Entry().State; s != route.StateActive && s != route.StateDraining {
 			topics = append(topics, topic)
 		}
 	}

@@ -27,6 +27,7 @@ type hand struct {
 	st    store.Store
 	rec   switching.Record
 	entry route.Entry // in the map now; the zero entry is none
+	drain string      // of the entries that it writes, but for active ones
 }
 
 func newHand(t *testing.T, r *rig, id string) *hand {
@@ -71,6 +72,9 @@ func (h *hand) again(t *testing.T) {
 func (h *hand) write(t *testing.T, state switching.State, cluster string, s route.State, epoch uint64) {
 	t.Helper()
 	after := route.Entry{Topic: movedTopic, Cluster: cluster, State: s, Epoch: epoch, SwitchID: h.rec.ID, Attempt: h.rec.Attempt}
+	if s != route.StateActive {
+		after.Drain = h.drain
+	}
 	change := store.EntryChange{Topic: movedTopic, After: &after}
 	if h.entry.Topic != "" {
 		before := h.entry

@@ -17,7 +17,7 @@ import (
 
 // movingCopy is a small file beside the disk copy of the map, with the entries of topics that are prepared or fenced. A proxy must not
 // acknowledge an attempt before a restart would know of it, and the whole map is too large to be written for each. An entry
-// stays until the copy of the whole map has what became of it.
+// stays until the copy of the whole map has what became of it: an active one, or one that drains, which the copy of the whole map keeps.
 type movingCopy struct {
 	path string
 
@@ -117,7 +117,7 @@ func (c *movingCopy) settle(table *route.Table, known map[string]route.Entry) er
 	}
 	over := 0
 	for topic, e := range known {
-		if have, ok := table.Entry(topic); c.entries[topic] == e && (!ok || have.State == route.StateActive) {
+		if have, ok := table.Entry(topic); c.entries[topic] == e && (!ok || have.State == route.StateActive || have.State == route.StateDraining) {
 			delete(c.entries, topic)
 			over++
 		}
