@@ -338,7 +338,7 @@ func (r *Rig) StopLone(c *Cluster) error {
 	delete(r.processes, p.Name)
 	r.mu.Unlock()
 	p.Signal(syscall.SIGKILL) // its data are not used again
-	return p.WaitEnd(10 * time.Second)
+	return errors.Join(p.WaitEnd(10*time.Second), os.RemoveAll(filepath.Join(r.Dir, c.Name)))
 }
 
 // Introduce makes clusters known to each other, with a tenant of theirs and its namespaces: geo, replicated between all of them, and plain.

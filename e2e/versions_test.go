@@ -41,6 +41,7 @@ func startVersions(t *testing.T) versioned {
 		c   *Cluster
 		err error
 	}
+	// Brokers of a kept rig remember where a cluster was that they have replicated to: each run has names of its own.
 	start := func(name, version string) chan started {
 		done := make(chan started, 1)
 		go func() {
@@ -49,7 +50,7 @@ func startVersions(t *testing.T) versioned {
 		}()
 		return done
 	}
-	for into, done := range map[**Cluster]chan started{&v.old: start("v30", oldVersion), &v.young: start("v42", newVersion)} {
+	for into, done := range map[**Cluster]chan started{&v.old: start("v30"+runID, oldVersion), &v.young: start("v42"+runID, newVersion)} {
 		s := <-done
 		if s.c != nil {
 			t.Cleanup(func() {
@@ -89,6 +90,7 @@ func TestBetweenVersions(t *testing.T) {
 				scenario: "3.0.0 to 4.2.4 and back, every subscription type", client: client, topic: newTopic("oldnew/geo", "every-"+string(client)), rate: 300, keys: 20, reader: true,
 				subs: every, proxies: v.proxies, clusters: oldNew, bounded: true,
 			})
+			awaitTopic(t, v.young, l.c.topic)
 			l.thereAndBack(often(2, 6))
 			l.end(false)
 		})
@@ -113,6 +115,7 @@ func TestBetweenVersions(t *testing.T) {
 				scenario: "4.0.8 to 4.2.4 and back, every subscription type", client: client, topic: newTopic("midnew/geo", "every-"+string(client)), rate: 300, keys: 20, reader: true,
 				subs: every, proxies: v.proxies, clusters: midNew,
 			})
+			awaitTopic(t, v.young, l.c.topic)
 			l.thereAndBack(often(2, 6))
 			l.end(true)
 		})
@@ -126,6 +129,7 @@ func TestBetweenVersions(t *testing.T) {
 				scenario: "3.0.0 to 4.2.4 and back, three partitions", client: client, topic: topic, parts: 3, rate: 300, keys: 30,
 				subs: []string{"failover:failover:cumulative:1", "shared:shared:individual:1"}, proxies: v.proxies, clusters: oldNew, bounded: true,
 			})
+			awaitTopic(t, v.young, l.c.topic)
 			l.thereAndBack(2)
 			l.end(false)
 		})
@@ -183,13 +187,19 @@ func featuresAreThoseOfAll(t *testing.T, v versioned) {
 			t.Errorf("a connection to %q on cluster %s says %s, the broker says %s", target, c.Name, said(bridged), said(broker[c]))
 		}
 		if i == 0 {
-			must(t, WaitUntil(limited(t, 30*time.Second), "replication to create the topic on cluster "+v.young.Name, func() (bool, error) {
-				names, err := v.young.TopicsOf(t.Context(), topic)
-				return len(names) == 1, err
-			}))
+			awaitTopic(t, v.young, topic)
 			plannedDone(t, v.proxies[0], topic, v.young)
 		}
 	}
+}
+
+// awaitTopic waits until replication has created a topic.
+func awaitTopic(t *testing.T, c *Cluster, topic string) {
+	t.Helper()
+	must(t, WaitUntil(limited(t, 30*time.Second), "replication to create "+topic+" on cluster "+c.Name, func() (bool, error) {
+		names, err := c.TopicsOf(t.Context(), topic)
+		return len(names) > 0, err
+	}))
 }
 
 // wantFallBack checks that a receipt says that no copy says where it comes from.
