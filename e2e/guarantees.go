@@ -22,6 +22,7 @@ type Row struct {
 	Unordered    bool      `json:"unordered,omitempty"` // several consumers share the messages: there is no order to be kept
 	Errors       int       `json:"errors"`              // that the application saw
 	Forecast     *int64    `json:"forecast,omitempty"`  // duplicates, where the test wants exactly so many
+	AtMost       *int64    `json:"at_most,omitempty"`   // and where it allows no more than were forecast
 	Outcome      string    `json:"outcome,omitempty"`   // of switches that were not all done
 	Holds        []float64 `json:"holds_ms,omitempty"`  // of each switch
 	Gaps         []float64 `json:"gaps_ms,omitempty"`   // longest time between two receipts around each switch
@@ -63,6 +64,10 @@ func Table(rows []Row) string {
 			both := *r.Forecast + *sum.Forecast
 			sum.Forecast = &both
 		}
+		if r.AtMost != nil && sum.AtMost != nil {
+			both := *r.AtMost + *sum.AtMost
+			sum.AtMost = &both
+		}
 	}
 	slices.SortStableFunc(keys, func(a, b key) int {
 		return strings.Compare(a.mode+"\x00"+a.scenario+"\x00"+a.client+"\x00"+a.subscription, b.mode+"\x00"+b.scenario+"\x00"+b.client+"\x00"+b.subscription)
@@ -78,6 +83,9 @@ func Table(rows []Row) string {
 		duplicates, order := fmt.Sprint(r.Duplicates), fmt.Sprint(r.OrderBreaks)
 		if r.Forecast != nil {
 			duplicates += fmt.Sprintf(" (forecast %d)", *r.Forecast)
+		}
+		if r.AtMost != nil {
+			duplicates += fmt.Sprintf(" (forecast at most %d)", *r.AtMost)
 		}
 		if r.Unordered {
 			order = "–"

@@ -27,11 +27,14 @@ func TestRowsOfOneSubscriptionAreSummedUp(t *testing.T) {
 	two := int64(2)
 	text := Table([]Row{
 		{Mode: "planned", Scenario: "s", Client: "go", Subscription: "shared", Acked: 10, Duplicates: 2, Forecast: &two, Unordered: true, Holds: []float64{10, 30}, Gaps: []float64{50}},
+		{Mode: "planned", Scenario: "t", Client: "go", Subscription: "shared", Acked: 5, Duplicates: 1, AtMost: &two},
+		{Mode: "planned", Scenario: "t", Client: "go", Subscription: "shared", Acked: 5, Duplicates: 2, AtMost: &two},
 		{Mode: "planned", Scenario: "s", Client: "go", Subscription: "exclusive", Acked: 7, Lost: 1, OrderBreaks: 3, Errors: 4, Outcome: "aborted"},
 		{Mode: "planned", Scenario: "s", Client: "go", Subscription: "shared", Acked: 5, Duplicates: 2, Forecast: &two, Unordered: true, Holds: []float64{20}},
 	})
 	for _, line := range []string{
 		"| planned: s | go | shared | 3 | 15 | 0 | 4 (forecast 4) | – | 0 | 20 / 30 | 50 / 50 |\n",
+		"| planned: t | go | shared | 0 | 10 | 0 | 3 (forecast at most 4) | 0 | 0 | – | – |\n",
 		"| planned: s (aborted) | go | exclusive | 0 | 7 | 1 | 0 | 3 | 4 | – | – |\n",
 	} {
 		if !strings.Contains(text, line) {

@@ -362,6 +362,9 @@ func (l *load) end(exact bool) {
 			d.OrderBreaks, row.Unordered = 0, true
 		}
 		row.take(d, len(record.Errors))
+		if most := l.forecast[name]; l.c.bounded {
+			row.AtMost = &most
+		}
 		row.save(t)
 		t.Logf("  %-20s %v", name, d)
 		if !exact && (!l.c.bounded || int64(d.Duplicates) <= l.forecast[name]) {

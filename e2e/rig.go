@@ -341,7 +341,7 @@ func (r *Rig) StopLone(c *Cluster) error {
 	return errors.Join(p.WaitEnd(10*time.Second), os.RemoveAll(filepath.Join(r.Dir, c.Name)))
 }
 
-// Introduce makes clusters known to each other, with a tenant of theirs and its namespaces: geo, replicated between all of them, and plain.
+// Introduce makes clusters known to each other, with a new tenant of theirs and its namespaces: geo, replicated between all of them, and plain.
 func (r *Rig) Introduce(ctx context.Context, tenant string, clusters ...*Cluster) error {
 	var names []string
 	for _, c := range clusters {
@@ -356,17 +356,11 @@ func (r *Rig) Introduce(ctx context.Context, tenant string, clusters ...*Cluster
 				call(http.MethodPost, url, data)
 			}
 		}
-		if err := c.Admin(ctx, http.MethodGet, "/admin/v2/tenants/"+tenant, nil, nil); err != nil {
-			call(http.MethodPut, "/admin/v2/tenants/"+tenant, map[string]any{"adminRoles": []string{}, "allowedClusters": names})
-			namespace := func(name string, replicated ...string) {
-				call(http.MethodPut, "/admin/v2/namespaces/"+tenant+"/"+name, map[string]any{
-					"replication_clusters": replicated, "retention_policies": map[string]int{"retentionTimeInMinutes": 60, "retentionSizeInMB": 512},
-				})
-			}
-			namespace("geo", names...)
-			namespace("plain", c.Name)
-		} else { // of an earlier run
-			call(http.MethodPost, "/admin/v2/namespaces/"+tenant+"/geo/replication", names)
+		call(http.MethodPut, "/admin/v2/tenants/"+tenant, map[string]any{"adminRoles": []string{}, "allowedClusters": names})
+		for name, replicated := range map[string][]string{"geo": names, "plain": {c.Name}} {
+			call(http.MethodPut, "/admin/v2/namespaces/"+tenant+"/"+name, map[string]any{
+				"replication_clusters": replicated, "retention_policies": map[string]int{"retentionTimeInMinutes": 60, "retentionSizeInMB": 512},
+			})
 		}
 		if err := errors.Join(errs...); err != nil {
 			return fmt.Errorf("introduce %v to cluster %s: %w", names, c.Name, err)

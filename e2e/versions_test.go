@@ -28,6 +28,7 @@ const versionsLimit = 4 * time.Minute
 // versioned are clusters of three versions, and two proxies in front of them.
 type versioned struct {
 	old, mid, young *Cluster
+	oldNew, midNew  string // tenants of old and young, and of mid and young
 	proxies         [2]*Pointsman
 }
 
@@ -36,12 +37,12 @@ func startVersions(t *testing.T) versioned {
 	t.Helper()
 	ctx := limited(t, versionsLimit)
 	began := time.Now()
-	v := versioned{mid: rig.A}
+	// Brokers of a kept rig remember where a cluster was that they have replicated to: each run has names of its own.
+	v := versioned{mid: rig.A, oldNew: "oldnew" + runID, midNew: "midnew" + runID}
 	type started struct {
 		c   *Cluster
 		err error
 	}
-	// Brokers of a kept rig remember where a cluster was that they have replicated to: each run has names of its own.
 	start := func(name, version string) chan started {
 		done := make(chan started, 1)
 		go func() {
@@ -62,10 +63,10 @@ func startVersions(t *testing.T) versioned {
 		must(t, s.err)
 		*into = s.c
 	}
-	must(t, rig.Introduce(ctx, "oldnew", v.old, v.young))
-	must(t, rig.Introduce(ctx, "midnew", v.mid, v.young))
+	must(t, rig.Introduce(ctx, v.oldNew, v.old, v.young))
+	must(t, rig.Introduce(ctx, v.midNew, v.mid, v.young))
 	t.Cleanup(func() { // the rig may live longer than this cluster: nothing shall wait for it
-		must(t, v.mid.Admin(limited(t, 20*time.Second), "POST", "/admin/v2/namespaces/midnew/geo/replication", []string{v.mid.Name}, nil))
+		must(t, v.mid.Admin(limited(t, 20*time.Second), "POST", "/admin/v2/namespaces/"+v.midNew+"/geo/replication", []string{v.mid.Name}, nil))
 	})
 	t.Logf("clusters of versions %s and %s ready after %.1f s", oldVersion, newVersion, time.Since(began).Seconds())
 	v.proxies = pairOf(t, "versions", rig.ConfigOf("versions-"+runID, v.old, v.mid, v.young))
@@ -87,7 +88,7 @@ func TestBetweenVersions(t *testing.T) {
 		t.Run("3.0.0-to-4.2.4/"+string(client), func(t *testing.T) {
 			t.Parallel()
 			l := startLoad(t, loadConfig{
-				scenario: "3.0.0 to 4.2.4 and back, every subscription type", client: client, topic: newTopic("oldnew/geo", "every-"+string(client)), rate: 300, keys: 20, reader: true,
+				scenario: "3.0.0 to 4.2.4 and back, every subscription type", client: client, topic: newTopic(v.oldNew+"/geo", "every-"+string(client)), rate: 300, keys: 20, reader: true,
 				subs: every, proxies: v.proxies, clusters: oldNew, bounded: true,
 			})
 			awaitTopic(t, v.young, l.c.topic)
@@ -96,12 +97,12 @@ func TestBetweenVersions(t *testing.T) {
 		})
 		t.Run("in-hand-3.0.0-to-4.2.4/"+string(client), func(t *testing.T) {
 			t.Parallel()
-			rec := duplicatesAreForecast(t, client, v.proxies, oldNew, newTopic("oldnew/geo", "forecast-"+string(client)), "3.0.0 to 4.2.4, messages in hand and passed over")
+			rec := duplicatesAreForecast(t, client, v.proxies, oldNew, newTopic(v.oldNew+"/geo", "forecast-"+string(client)), "3.0.0 to 4.2.4, messages in hand and passed over")
 			wantFallBack(t, rec)
 		})
 		t.Run("stored-ids-3.0.0-to-4.2.4/"+string(client), func(t *testing.T) {
 			t.Parallel()
-			storedIDsMeanTheSame(t, client, v.proxies, oldNew, newTopic("oldnew/geo", "stored-"+string(client)))
+			storedIDsMeanTheSame(t, client, v.proxies, oldNew, newTopic(v.oldNew+"/geo", "stored-"+string(client)))
 		})
 	}
 	t.Run("features", func(t *testing.T) {
@@ -112,7 +113,7 @@ func TestBetweenVersions(t *testing.T) {
 		t.Run("4.0.8-to-4.2.4/"+string(client), func(t *testing.T) {
 			t.Parallel()
 			l := startLoad(t, loadConfig{
-				scenario: "4.0.8 to 4.2.4 and back, every subscription type", client: client, topic: newTopic("midnew/geo", "every-"+string(client)), rate: 300, keys: 20, reader: true,
+				scenario: "4.0.8 to 4.2.4 and back, every subscription type", client: client, topic: newTopic(v.midNew+"/geo", "every-"+string(client)), rate: 300, keys: 20, reader: true,
 				subs: every, proxies: v.proxies, clusters: midNew,
 			})
 			awaitTopic(t, v.young, l.c.topic)
@@ -123,7 +124,7 @@ func TestBetweenVersions(t *testing.T) {
 	for _, client := range someClients(Python) {
 		t.Run("partitions-3.0.0-to-4.2.4/"+string(client), func(t *testing.T) {
 			t.Parallel()
-			topic := newTopic("oldnew/geo", "parts-"+string(client))
+			topic := newTopic(v.oldNew+"/geo", "parts-"+string(client))
 			must(t, v.old.CreatePartitioned(limited(t, 30*time.Second), topic, 3))
 			l := startLoad(t, loadConfig{
 				scenario: "3.0.0 to 4.2.4 and back, three partitions", client: client, topic: topic, parts: 3, rate: 300, keys: 30,
@@ -171,7 +172,7 @@ func featuresAreThoseOfAll(t *testing.T, v versioned) {
 		t.Errorf("both versions say %s: the test shows nothing", said(broker[v.old]))
 	}
 	proxy := strings.TrimPrefix(v.proxies[0].URL, "pulsar://")
-	topic := newTopic("oldnew/geo", "features")
+	topic := newTopic(v.oldNew+"/geo", "features")
 	setRoute(t, v.proxies[0], topic, v.old.Name)
 	awaitRouteOn(t, v.proxies[0], topic, v.old.Name)
 	for i, c := range []*Cluster{v.old, v.young} {
