@@ -175,6 +175,7 @@ func featuresAreThoseOfAll(t *testing.T, v versioned) {
 	topic := newTopic(v.oldNew+"/geo", "features")
 	setRoute(t, v.proxies[0], topic, v.old.Name)
 	awaitRouteOn(t, v.proxies[0], topic, v.old.Name)
+	runDriver(t, 30*time.Second, Go, "produce", "--url", v.proxies[0].URL, "--topic", topic)
 	for i, c := range []*Cluster{v.old, v.young} {
 		lookups, connected := connect(proxy, nil)
 		if said(connected) != said(all) || connected.GetFeatureFlags().GetSupportsTopicWatchers() {
