@@ -132,9 +132,29 @@ type Left struct {
 	By        []string `json:"by,omitempty"`
 	// Oldest is when the oldest message that is not acknowledged was published, where that was looked up.
 	Oldest time.Time `json:"oldest,omitzero"`
+	// Reader: it is not durable; Subscription is then a name that its client made.
+	Reader bool `json:"reader,omitempty"`
 	// Leaving: nothing is left, and its consumers are being sent to the new cluster.
 	Leaving bool `json:"leaving,omitempty"`
 	// PerSecond is how fast the backlog has fallen lately, and ETA how many seconds are left at that rate; both omitted where that is not known.
 	PerSecond float64 `json:"per_second,omitempty"`
 	ETA       float64 `json:"eta_seconds,omitempty"`
+}
+
+// Draining is what the leader has seen last of a switch that drains.
+type Draining struct {
+	At time.Time `json:"at"`
+	// Backlog and Subscriptions are those that are still on the old cluster, Readers the consumers there without a durable subscription.
+	Subscriptions int   `json:"subscriptions"`
+	Backlog       int64 `json:"backlog"`
+	Readers       int   `json:"readers"`
+	// ETA is how many seconds the slowest subscription will take as it goes now; omitted when one does not move, or that is not known yet.
+	ETA float64 `json:"eta_seconds,omitempty"`
+	// Left are those subscriptions and readers, the longest first, at most MaxCarried.
+	Left []Left `json:"left"`
+	// Why is what is waited for, or what is wrong.
+	Why string `json:"why,omitempty"`
+	// Copied is how many messages a way back has copied to the old cluster, and ToCopy how many are left.
+	Copied int64 `json:"copied,omitempty"`
+	ToCopy int64 `json:"to_copy,omitempty"`
 }

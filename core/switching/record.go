@@ -129,8 +129,20 @@ type Receipt struct {
 	DuplicatesForecast int64 `json:"duplicates_forecast"`
 	// Evicted tells that the old cluster was made to unload the topic, because not every proxy could vouch for what it had sent.
 	Evicted bool `json:"evicted,omitempty"`
+	// Moved are the subscriptions that have left the old cluster of a drain, in that order, at most MaxCarried; MovedCount is how many.
+	Moved      []Moved `json:"moved,omitempty"`
+	MovedCount int     `json:"moved_count,omitempty"`
+	// Copied is how many messages a way back has copied to the old cluster. When it was given up they come again on the new one.
+	Copied int64 `json:"copied,omitempty"`
 	// Verified is what the comparison of both tails after the flip found.
 	Verified string `json:"verified,omitempty"`
+}
+
+// Moved is when a subscription had nothing left on the old cluster of a drain, and went to the new one.
+type Moved struct {
+	Subscription string    `json:"subscription"`
+	At           time.Time `json:"at"`
+	Seconds      float64   `json:"seconds"` // after the flip
 }
 
 // MaxCarried bounds the subscriptions that a receipt lists.

@@ -44,7 +44,7 @@ type Config struct {
 	Log     *slog.Logger
 }
 
-// Controller drives the planned switches while this process leads.
+// Controller drives the planned switches and the drains while this process leads.
 type Controller struct {
 	cfg   Config
 	nudge chan struct{} // capacity 1
@@ -86,6 +86,7 @@ func (c *Controller) Run(ctx context.Context) error {
 // lead drives all switches and batches that are not over. Another leader goes on where this one stops: nothing is cleaned up.
 func (c *Controller) lead(ctx context.Context) {
 	c.cfg.Log.Info("this proxy leads the switches", "id", c.cfg.ID)
+	c.stats.drains.reset()
 	c.stats.leading.Store(true)
 	defer c.stats.leading.Store(false)
 	l := &leadership{c: c, running: map[string]*driver{}, batches: map[string]*batchDriver{}}
@@ -125,7 +126,9 @@ func (c *Controller) lead(ctx context.Context) {
 }
 
 // driven tells whether a switch is the controller's business.
-func driven(rec switching.Record) bool { return rec.Mode == switching.ModePlanned }
+func driven(rec switching.Record) bool {
+	return rec.Mode == switching.ModePlanned || rec.Mode == switching.ModeDrain
+}
 
 // leadership is what a leader has under way.
 type leadership struct {
@@ -147,7 +150,7 @@ func (l *leadership) begin(ctx context.Context, rec switching.Record) {
 		}
 		return
 	}
-	if len(l.running) >= maxDriven {
+	if l.held() >= maxDriven && rec.State != switching.StateDraining {
 		return // a later look finds it
 	}
 	d := newDriver(l.c, rec)
@@ -163,6 +166,16 @@ func (l *leadership) begin(ctx context.Context, rec switching.Record) {
 		}
 		l.c.Nudge() // another one may begin
 	})
+}
+
+// held is how many of the switches under way hold a topic, or are about to: not those that drain. l.mu is held.
+func (l *leadership) held() (n int) {
+	for _, d := range l.running {
+		if !d.drains.Load() {
+			n++
+		}
+	}
+	return n
 }
 
 func (l *leadership) drives(id string) bool {
@@ -204,23 +217,25 @@ func paused(rec switching.Record) bool {
 	return rec.State == switching.StateRequested && rec.Wish == switching.WishPause
 }
 
-// driver drives one attempt of one switch. Owned by its goroutine, but for the channel.
+// driver drives one attempt of one switch. Owned by its goroutine, but for the channel and the atomics.
 type driver struct {
 	c     *Controller
 	log   *slog.Logger
 	key   switching.Key
 	base  string
 	looks chan struct{} // capacity 1: the record may have changed
+	// drains: the topic is not held any more, and subscriptions follow one by one.
+	drains atomic.Bool
+	seen   atomic.Uint64 // revision of rec
 
-	seen atomic.Uint64 // revision of rec
-
-	rec     switching.Record    // as last read or written
-	ruled   bool                // rules decided the topic before
-	floor   *route.Entry        // and the entry that only keeps an epoch, where the topic has one
-	topic   Topic               // nil before it is opened
-	ways    [len(carryWays)]int // subscriptions that it has carried, by how
-	assign  chan assignment
-	brokers *assignment
+	progress progress
+	rec      switching.Record    // as last read or written
+	ruled    bool                // rules decided the topic before
+	floor    *route.Entry        // and the entry that only keeps an epoch, where the topic has one
+	topic    Topic               // nil before it is opened
+	ways     [len(carryWays)]int // subscriptions that it has carried, by how
+	assign   chan assignment
+	brokers  *assignment
 }
 
 type assignment struct {
@@ -235,6 +250,7 @@ func newDriver(c *Controller, rec switching.Record) *driver {
 		log: c.cfg.Log.With("switch", rec.ID, "attempt", rec.Attempt, "topic", rec.Topic),
 	}
 	d.seen.Store(rec.Rev)
+	d.drains.Store(rec.State == switching.StateDraining)
 	return d
 }
 
@@ -242,6 +258,7 @@ func newDriver(c *Controller, rec switching.Record) *driver {
 func (d *driver) take(rec switching.Record) {
 	d.rec = rec
 	d.seen.Store(rec.Rev)
+	d.drains.Store(rec.State == switching.StateDraining)
 }
 
 func (d *driver) look() {
@@ -258,7 +275,7 @@ func (d *driver) drive(ctx context.Context) {
 			d.topic.Close()
 		}
 	}()
-	d.log.Info("driving a planned switch", "from", d.rec.From, "to", d.rec.To, "state", d.rec.State, "who", d.rec.Who, "why", d.rec.Why)
+	d.log.Info("driving a switch", "mode", d.rec.Mode, "return", d.rec.Return, "from", d.rec.From, "to", d.rec.To, "state", d.rec.State, "who", d.rec.Who, "why", d.rec.Why)
 	d.prepare(ctx)
 	machine, aborting := switching.NewController(d.rec), false
 	for ctx.Err() == nil {
@@ -321,15 +338,18 @@ func (d *driver) abortWanted(ctx context.Context) bool {
 // prepare does before the first write what would prolong the hold later: the clusters are asked which brokers have the topic, and the
 // subscriptions are carried once. What it finds is looked at again, within the fence.
 func (d *driver) prepare(ctx context.Context) {
+	if d.rec.State == switching.StateRequested && d.rec.Return {
+		d.ask(ctx, d.rec.From)
+		return
+	}
 	if d.rec.State != switching.StateRequested || !d.begins(ctx) {
 		return // a fence may be waiting: a successor of its leader has no time
 	}
-	found, to := make(chan assignment, 1), d.rec.To
-	d.assign = found
-	go func() {
-		brokers, missing := d.c.cfg.Assign(ctx, to, d.base)
-		found <- assignment{brokers, missing}
-	}()
+	if d.rec.Mode == switching.ModeDrain {
+		defer d.ask(ctx, d.rec.To) // it need not have the topic yet
+	} else {
+		d.ask(ctx, d.rec.To)
+	}
 	warm, cancel := context.WithTimeout(ctx, warmTimeout)
 	defer cancel()
 	began := time.Now()
@@ -356,6 +376,16 @@ func (d *driver) prepare(ctx context.Context) {
 		}
 		return
 	}
+}
+
+// ask has a cluster asked for the brokers of the topic.
+func (d *driver) ask(ctx context.Context, cluster string) {
+	found := make(chan assignment, 1)
+	d.assign = found
+	go func() {
+		brokers, missing := d.c.cfg.Assign(ctx, cluster, d.base)
+		found <- assignment{brokers, missing}
+	}()
 }
 
 // begins tells whether nothing of the switch has been done yet, as of now. The list that it was found in may be seconds old, and on a cluster that
@@ -394,6 +424,7 @@ func (d *driver) over(ctx context.Context) {
 	if d.rec.State == switching.StateAborted && d.ruled {
 		d.unpin(ctx)
 	}
+	d.forget(ctx)
 	d.c.stats.ended(d.rec.State)
 	hold := 0.0
 	if d.rec.Receipt != nil {
@@ -405,7 +436,7 @@ func (d *driver) over(ctx context.Context) {
 			}
 		}
 	}
-	d.log.Info("a planned switch is over", "state", d.rec.State, "from", d.rec.From, "to", d.rec.To, "epoch", d.rec.Epoch, "hold_ms", hold, "note", d.rec.Note)
+	d.log.Info("a switch is over", "mode", d.rec.Mode, "state", d.rec.State, "from", d.rec.From, "to", d.rec.To, "epoch", d.rec.Epoch, "hold_ms", hold, "note", d.rec.Note)
 	if d.c.cfg.Receipt != nil {
 		d.c.cfg.Receipt(d.rec)
 	}

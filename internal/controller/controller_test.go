@@ -115,7 +115,7 @@ func (w *world) follow(st store.Store, id string) {
 						if !a.Clean {
 							a.Why = "a leg was lost"
 						}
-					case e.State == route.StateActive && e.Cluster == "b":
+					case e.State == route.StateActive && e.Cluster == "b", e.Drain != "" && e.State == route.StateDraining, e.State == route.StateActive && e.Epoch > 1:
 						a.Phase = switching.StateEvicting
 					default:
 						continue
@@ -442,7 +442,7 @@ func TestTheLeaderCountsWhatRunsAndWhatItEnded(t *testing.T) {
 		mine := w.st.Join()
 		mine.SetFaults(store.Faults{Err: store.ErrUnavailable, Only: []string{"Switches"}})
 		c := w.controller("p1", mine)
-		ended := map[string]float64{"done": 0, "incomplete": 0, "aborted": 0}
+		ended := map[string]float64{"done": 0, "incomplete": 0, "aborted": 0, "returned": 0}
 		if have := numbers(t, c, "pointsman_switches_ended_total"); !maps.Equal(have, ended) {
 			t.Errorf("ended at first: %v", have)
 		}
@@ -457,7 +457,7 @@ func TestTheLeaderCountsWhatRunsAndWhatItEnded(t *testing.T) {
 		c.began = func(step switching.Step) {
 			if step.Work == switching.WorkVerify {
 				time.Sleep(2 * lookEvery) // of the bubble
-				if have := numbers(t, c, "pointsman_switches"); !maps.Equal(have, map[string]float64{"requested": 1, "prepared": 0, "fenced": 0, "evicting": 1}) {
+				if have := numbers(t, c, "pointsman_switches"); !maps.Equal(have, map[string]float64{"requested": 1, "prepared": 0, "fenced": 0, "evicting": 1, "draining": 0}) {
 					t.Errorf("under way: %v", have)
 				}
 			}

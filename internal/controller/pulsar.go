@@ -29,21 +29,28 @@ const verifyEntries = 100
 // OpenPulsar is a Config.Open for Pulsar clusters: clients has one for each cluster that has an admin address.
 func OpenPulsar(clients map[string]*pulsaradmin.Client) func(context.Context, switching.Record) (Topic, error) {
 	return func(ctx context.Context, rec switching.Record) (Topic, error) {
-		t := &pulsarTopic{from: clients[rec.From], to: clients[rec.To]}
-		for name, c := range map[string]*pulsaradmin.Client{rec.From: t.from, rec.To: t.to} {
-			if c == nil {
-				return nil, fmt.Errorf("cluster %s has no admin address, which a planned switch needs: set clusters.%s.web_url", name, name)
-			}
+		if rec.Mode == switching.ModeDrain {
+			return openDrain(ctx, rec, clients)
 		}
-		var err error
-		if t.partitions, err = t.from.Partitions(ctx, rec.Topic); err != nil {
-			return nil, err
-		}
-		t.base, t.names = rec.Topic, pulsaradmin.PartitionNames(rec.Topic, t.partitions)
-		t.pairs = pulsaradmin.NewPairs(rec.Topic, t.partitions, t.from, t.to)
-		t.plans = make([][]pulsaradmin.Plan, len(t.names))
-		return t, nil
+		return openPulsar(ctx, rec.Topic, clients, rec.From, rec.To)
 	}
+}
+
+func openPulsar(ctx context.Context, base string, clients map[string]*pulsaradmin.Client, from, to string) (*pulsarTopic, error) {
+	t := &pulsarTopic{from: clients[from], to: clients[to]}
+	for name, c := range map[string]*pulsaradmin.Client{from: t.from, to: t.to} {
+		if c == nil {
+			return nil, fmt.Errorf("cluster %s has no admin address, which a planned switch needs: set clusters.%s.web_url", name, name)
+		}
+	}
+	var err error
+	if t.partitions, err = t.from.Partitions(ctx, base); err != nil {
+		return nil, err
+	}
+	t.base, t.names = base, pulsaradmin.PartitionNames(base, t.partitions)
+	t.pairs = pulsaradmin.NewPairs(base, t.partitions, t.from, t.to)
+	t.plans = make([][]pulsaradmin.Plan, len(t.names))
+	return t, nil
 }
 
 func (t *pulsarTopic) Close() {

@@ -32,6 +32,9 @@ func cloneReceipt(r *switching.Receipt) *switching.Receipt {
 
 // note adds a step to the receipt.
 func (d *driver) note(step switching.Step, r switching.Report, took time.Duration) {
+	if d.rec.State == switching.StateDraining && !d.rec.Return && r.Answer == switching.OK && step.Work != switching.WorkWrite {
+		return // it is done every second, maybe for days
+	}
 	name := step.Work.String()
 	if step.Work == switching.WorkWrite {
 		name = "write " + string(step.Record.State)
@@ -66,7 +69,9 @@ func (d *driver) carried(all []switching.Carried) {
 	rc.SubscriptionCount, rc.DuplicatesForecast = len(all), 0
 	d.ways = [len(carryWays)]int{}
 	for _, c := range all {
-		d.ways[max(0, slices.Index(carryWays[:], pulsaradmin.How(c.By)))]++
+		if d.rec.Mode != switching.ModeDrain {
+			d.ways[max(0, slices.Index(carryWays[:], pulsaradmin.How(c.By)))]++
+		}
 		rc.DuplicatesForecast += c.Unacked + c.Repeated
 	}
 	rc.Subscriptions = all[:min(len(all), switching.MaxCarried)]
@@ -96,6 +101,7 @@ type stats struct {
 	carried [len(carryWays)]atomic.Uint64
 	hold    histogram
 	batches batchStats
+	drains  drainStats
 }
 
 // ended counts a switch that this controller has driven to its end.
@@ -111,7 +117,7 @@ func (s *stats) ended(state switching.State) {
 func (s *stats) note(records []switching.Record) {
 	count := map[switching.State]int{}
 	for _, r := range records {
-		if r.Mode == switching.ModePlanned {
+		if r.Mode == switching.ModePlanned || r.Mode == switching.ModeDrain {
 			count[r.State]++
 		}
 	}
@@ -138,17 +144,17 @@ func (h *histogram) observe(seconds float64) {
 
 var (
 	descLeading = prometheus.NewDesc("pointsman_switch_leader", "1 while this proxy drives the planned switches.", nil, nil)
-	descStates  = prometheus.NewDesc("pointsman_switches", "Planned switches that are under way, by state; the leader tells, on other proxies it is absent.", []string{"state"}, nil)
-	descEnded   = prometheus.NewDesc("pointsman_switches_ended_total", "Planned switches that ended while this proxy drove them, by state.", []string{"state"}, nil)
+	descStates  = prometheus.NewDesc("pointsman_switches", "Switches in mode planned or drain that are under way, by state; the leader tells, on other proxies it is absent.", []string{"state"}, nil)
+	descEnded   = prometheus.NewDesc("pointsman_switches_ended_total", "Switches in mode planned or drain that ended while this proxy drove them, by state.", []string{"state"}, nil)
 	descCarried = prometheus.NewDesc("pointsman_switch_subscriptions_total", "Subscriptions of a partition that switches have carried which this proxy drove to their end, by how messages were recognised on the new cluster.", []string{"by"}, nil)
-	descHold    = prometheus.NewDesc("pointsman_switch_hold_seconds", "How long topics were fenced in planned switches that this proxy has driven to the new cluster.", nil, nil)
+	descHold    = prometheus.NewDesc("pointsman_switch_hold_seconds", "How long topics were fenced in switches that this proxy has driven to the new cluster.", nil, nil)
 )
 
 // The states exist in the metrics from the start, at zero.
 var (
-	runStates = [...]switching.State{switching.StateRequested, switching.StatePrepared, switching.StateFenced, switching.StateEvicting}
+	runStates = [...]switching.State{switching.StateRequested, switching.StatePrepared, switching.StateFenced, switching.StateEvicting, switching.StateDraining}
 	carryWays = [...]pulsaradmin.How{pulsaradmin.AtEnd, pulsaradmin.ByOrigin, pulsaradmin.ByProducer, pulsaradmin.ByTime, pulsaradmin.NotThere}
-	endStates = [...]switching.State{switching.StateDone, switching.StateIncomplete, switching.StateAborted}
+	endStates = [...]switching.State{switching.StateDone, switching.StateIncomplete, switching.StateAborted, switching.StateReturned}
 )
 
 // Describe implements prometheus.Collector.
@@ -159,6 +165,8 @@ func (c *Controller) Describe(ch chan<- *prometheus.Desc) {
 	ch <- descCarried
 	ch <- descHold
 	describeBatches(ch)
+	ch <- descDrainSubs
+	ch <- descDrainBacklog
 }
 
 // Collect implements prometheus.Collector.
@@ -175,6 +183,9 @@ func (c *Controller) Collect(ch chan<- prometheus.Metric) {
 	}
 	if leading == 1 {
 		c.stats.batches.collect(ch)
+		subs, backlog := c.stats.drains.sum()
+		ch <- prometheus.MustNewConstMetric(descDrainSubs, prometheus.GaugeValue, float64(subs))
+		ch <- prometheus.MustNewConstMetric(descDrainBacklog, prometheus.GaugeValue, float64(backlog))
 	}
 	for i, s := range endStates {
 		ch <- prometheus.MustNewConstMetric(descEnded, prometheus.CounterValue, float64(c.stats.over[i].Load()), string(s))

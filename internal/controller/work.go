@@ -31,7 +31,11 @@ func (d *driver) do(ctx context.Context, step switching.Step, by time.Time) swit
 		defer cancel()
 	}
 	if err := d.open(ctx); err != nil {
-		return notYet(err)
+		r := notYet(err)
+		if errors.Is(err, ErrHopeless) {
+			r.Answer = switching.Never
+		}
+		return r
 	}
 	return d.onClusters(ctx, step)
 }
@@ -136,8 +140,12 @@ func (d *driver) write(ctx context.Context, step switching.Step) switching.Repor
 	if step.Record.State == switching.StateEvicting {
 		rec.Assigned, rec.Unassigned = d.assigned()
 	}
-	if s := step.Record.State; (s == switching.StateEvicting || s == switching.StateAborted) && !d.rec.Fenced.IsZero() {
+	if s := step.Record.State; (s == switching.StateEvicting || s == switching.StateAborted || step.Before.State == route.StateFenced) && !d.rec.Fenced.IsZero() {
 		d.receipt().HoldMillis = millis(began.Sub(d.rec.Fenced))
+		rec.Receipt = cloneReceipt(d.rec.Receipt)
+	}
+	if step.Before.State == route.StateDraining {
+		d.noteMoved(step, began)
 		rec.Receipt = cloneReceipt(d.rec.Receipt)
 	}
 	err := d.c.cfg.Store.Apply(ctx, change)
@@ -277,7 +285,9 @@ func (d *driver) onClusters(ctx context.Context, step switching.Step) (r switchi
 		d.receipt().Evicted = true
 		err = d.topic.Evict(ctx)
 	case switching.WorkTail:
-		r.Tail, err = d.topic.Tail(ctx)
+		if r.Tail, err = d.topic.Tail(ctx); err == nil && d.rec.Mode == switching.ModeDrain {
+			r.Tails, err = tailsOf(r.Tail)
+		}
 	case switching.WorkReplicated:
 		r.Why, err = d.topic.Replicated(ctx, step.Tail)
 	case switching.WorkCarry:
@@ -288,6 +298,10 @@ func (d *driver) onClusters(ctx context.Context, step switching.Step) (r switchi
 		var carried []switching.Carried
 		if carried, err = d.topic.Carry(ctx); err == nil {
 			d.carried(carried)
+			if d.rec.Mode == switching.ModeDrain {
+				r.Subs = subscriptionsOf(carried)
+				err = d.noteEnds(step.Tail)
+			}
 		}
 	case switching.WorkReadBack:
 		r.Why, err = d.topic.ReadBack(ctx)
@@ -304,6 +318,8 @@ func (d *driver) onClusters(ctx context.Context, step switching.Step) (r switchi
 		// It is for the receipt only: the switch is done.
 		d.receipt().Verified = "not compared: " + err.Error()
 		return switching.Report{Answer: switching.OK, Why: "the tails of both clusters could not be compared: " + err.Error()}
+	case switching.WorkDrained, switching.WorkReturnable, switching.WorkCopy:
+		r, err = d.onDrain(ctx, step)
 	default:
 		panic("controller: no such work: " + step.Work.String())
 	}

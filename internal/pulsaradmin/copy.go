@@ -55,8 +55,8 @@ const (
 	copyAtOnce = 4_000
 )
 
-// Copy copies all that is there when it is called, and tells how many entries.
-func (c *Copier) Copy(ctx context.Context) (copied int64, err error) {
+// Copy copies what is there when it is called, up to about limit entries, and tells how many it has copied.
+func (c *Copier) Copy(ctx context.Context, limit int64) (copied int64, err error) {
 	if err := c.from.load(ctx); err != nil {
 		return 0, err
 	}
@@ -89,7 +89,7 @@ func (c *Copier) Copy(ctx context.Context) (copied int64, err error) {
 	if done, err = c.done(ctx); err != nil {
 		return 0, err
 	}
-	for done.Before(last.Position) {
+	for done.Before(last.Position) && copied < limit {
 		n, at, err := c.some(ctx, p, done, last.Position)
 		copied += n
 		if err != nil {
@@ -191,21 +191,20 @@ func (c *Copier) copyOf(e Entry, body []byte) ([]byte, error) {
 	return frame, nil
 }
 
-// Missing says what the second cluster has no copy of, as of now; "" when it has all.
-func (c *Copier) Missing(ctx context.Context) (string, error) {
+// Missing is how many entries, markers included, the second cluster has no copy of, as of now.
+func (c *Copier) Missing(ctx context.Context) (int64, error) {
 	if err := c.from.load(ctx); err != nil {
-		return "", err
+		return 0, err
 	}
 	last, any, err := c.from.last(ctx)
 	if err != nil || !any || !c.boundary.Before(last.Position) {
-		return "", err
+		return 0, err
 	}
 	done, err := c.done(ctx)
 	if err != nil || !done.Before(last.Position) {
-		return "", err
+		return 0, err
 	}
-	left := c.from.in.Index(last.Position) - c.from.in.Index(done)
-	return fmt.Sprintf("%s: %d entries of cluster %s are not copied to cluster %s yet", c.topic, left, c.from.Cluster(), c.to.Cluster()), nil
+	return c.from.in.Index(Position{last.Position.Ledger, last.Position.Entry + 1}) - c.from.in.Index(Position{done.Ledger, done.Entry + 1}), nil
 }
 
 // Numbers of fields of MessageMetadata.

@@ -53,12 +53,22 @@ func (w *Watch) Close() {
 	}
 }
 
-// Look reads the durable subscriptions, by name, and what is not durable: readers, with those that are connected.
+// Look reads the durable subscriptions, by name, and what is not durable: readers, with those that are connected. A broker counts who is connected before it counts
+// what is left, so that nobody has made more of it and gone by the time that nothing is left. A partition that was removed has nothing left.
 func (w *Watch) Look(ctx context.Context) (durable, readers []Remaining, err error) {
 	stats := make([]Stats, len(w.topics))
 	if err := each(len(w.topics), Parallel, func(i int) (err error) {
-		if stats[i], err = w.c.Stats(ctx, w.topics[i]); err == nil {
-			err = w.leaveMarkersOut(ctx, i, stats[i].Subscriptions)
+		stats[i], err = w.c.Stats(ctx, w.topics[i])
+		switch {
+		case err == nil:
+			return w.leaveMarkersOut(ctx, i, stats[i].Subscriptions)
+		case errors.Is(err, ErrNotFound):
+			// A broker that has just taken the topic over says so, too.
+			if exists, listErr := w.c.listed(ctx, w.topics[i]); listErr != nil || exists {
+				return errors.Join(err, listErr)
+			}
+			stats[i] = Stats{}
+			return nil
 		}
 		return err
 	}); err != nil {
@@ -66,6 +76,19 @@ func (w *Watch) Look(ctx context.Context) (durable, readers []Remaining, err err
 	}
 	durable, readers = remaining(stats)
 	return durable, readers, nil
+}
+
+// listed tells whether the namespace's list of topics has one.
+func (c *Client) listed(ctx context.Context, topic string) (bool, error) {
+	n, err := split(topic)
+	if err != nil {
+		return false, err
+	}
+	var all []string
+	if _, err := c.call(ctx, http.MethodGet, "/admin/v2/persistent/"+n.tenant+"/"+n.namespace, nil, &all); err != nil {
+		return false, err
+	}
+	return slices.Contains(all, topic), nil
 }
 
 // remaining sums up the partitions.
@@ -187,6 +210,63 @@ func (v *view) firstLeft(ctx context.Context, c *Cursor) (e Entry, ok bool, err 
 		at, _ := slices.BinarySearchFunc(c.Acked, e.Position, func(r Range, p Position) int { return r.Last.Compare(p) })
 		after = c.Acked[at].Last
 	}
+}
+
+// Had names the durable subscriptions of a partition that have had a message behind a position, each with the consumers that it has now. Messages that were delivered, not
+// acknowledged, and forgotten by a broker that was restarted since do not count.
+func (c *Client) Had(ctx context.Context, topic string, after Position) (names []string, err error) {
+	in, err := c.Internal(ctx, topic)
+	if err != nil {
+		return nil, err
+	}
+	s, err := c.snapshot(ctx, topic, in)
+	if err != nil {
+		return nil, err
+	}
+	first := in.Index(Position{after.Ledger, after.Entry + 1})
+	for _, sub := range s.Subs {
+		last := sub.Cursor.lastAcked()
+		if in.Index(sub.Cursor.Read) <= first && in.Index(Position{last.Ledger, last.Entry + 1}) <= first {
+			continue
+		}
+		text := fmt.Sprintf("subscription %q of %s", sub.Name, topic)
+		if len(sub.Consumers) > 0 {
+			text += fmt.Sprintf(" (%v)", sub.Consumers[0])
+		}
+		names = append(names, text)
+	}
+	return names, nil
+}
+
+// CarryNew makes those subscriptions on the second cluster of a pair that it lacks and that have acknowledged just what the first cluster has up to a position: each at the copy of
+// its first message. It names them.
+func (p *Pair) CarryNew(ctx context.Context, after Position) (names []string, err error) {
+	now, err := p.Snapshot(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := p.Load(ctx); err != nil {
+		return nil, err
+	}
+	to := p.to.side.(target)
+	there, err := to.Subscriptions(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, s := range now.Subs {
+		if s.Cursor.MarkDelete.Before(after) || slices.ContainsFunc(there.Subs, func(have Sub) bool { return have.Name == s.Name }) {
+			continue
+		}
+		found, err := p.firstUnacked(ctx, &s.Cursor)
+		if err == nil {
+			err = to.Create(ctx, s.Name, found.Position, s.Replicated, s.Properties)
+		}
+		if err != nil && !errors.Is(err, ErrConflict) {
+			return names, fmt.Errorf("%s: subscription %s: %w", p.Topic, s.Name, err)
+		}
+		names = append(names, s.Name)
+	}
+	return names, nil
 }
 
 // CreateSubscriptions makes those subscriptions that a partition lacks, all at one position: the first to be delivered. What exists is left where it is; the call may be repeated,
