@@ -5,6 +5,8 @@ package e2e
 import (
 	"cmp"
 	"fmt"
+	"os"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -16,11 +18,11 @@ import (
 	"pointsman/internal/pulsaradmin"
 )
 
-// The versions that the tests between versions move topics between, besides the rig's own.
-const (
-	oldVersion = "3.0.0" // its replicators do not say of a copy where it comes from
-	newVersion = "4.2.4"
-)
+// The versions that the tests between versions move topics between, besides the rig's own. The old one's replicators do not say of a copy where it comes from;
+// E2E_OLD_VERSION is for runs by hand.
+const newVersion = "4.2.4"
+
+var oldVersion = cmp.Or(os.Getenv("E2E_OLD_VERSION"), "3.0.0")
 
 // versionsLimit is how long both clusters may take to start, their jars included when they are not there yet.
 const versionsLimit = 4 * time.Minute
@@ -85,22 +87,22 @@ func TestBetweenVersions(t *testing.T) {
 		"shared:shared:individual:2", "key-shared:key_shared:individual:2",
 	}
 	for _, client := range Clients {
-		t.Run("3.0.0-to-4.2.4/"+string(client), func(t *testing.T) {
+		t.Run("old-to-new/"+string(client), func(t *testing.T) {
 			t.Parallel()
 			l := startLoad(t, loadConfig{
-				scenario: "3.0.0 to 4.2.4 and back, every subscription type", client: client, topic: newTopic(v.oldNew+"/geo", "every-"+string(client)), rate: 300, keys: 20, reader: true,
-				subs: every, proxies: v.proxies, clusters: oldNew, bounded: true,
+				scenario: oldVersion + " to 4.2.4 and back, every subscription type", client: client, topic: newTopic(v.oldNew+"/geo", "every-"+string(client)), rate: 300, keys: 20, reader: true,
+				subs: every, proxies: v.proxies, clusters: oldNew, bounded: true, flags: []string{"--replicated", strconv.FormatBool(client == Go)},
 			})
 			awaitTopic(t, v.young, l.c.topic)
 			l.thereAndBack(often(2, 6))
 			l.end(false)
 		})
-		t.Run("in-hand-3.0.0-to-4.2.4/"+string(client), func(t *testing.T) {
+		t.Run("in-hand/"+string(client), func(t *testing.T) {
 			t.Parallel()
-			rec := duplicatesAreForecast(t, client, v.proxies, oldNew, newTopic(v.oldNew+"/geo", "forecast-"+string(client)), "3.0.0 to 4.2.4, messages in hand and passed over")
+			rec := duplicatesAreForecast(t, client, v.proxies, oldNew, newTopic(v.oldNew+"/geo", "forecast-"+string(client)), oldVersion+" to 4.2.4, messages in hand and passed over")
 			wantFallBack(t, rec)
 		})
-		t.Run("stored-ids-3.0.0-to-4.2.4/"+string(client), func(t *testing.T) {
+		t.Run("stored-ids/"+string(client), func(t *testing.T) {
 			t.Parallel()
 			storedIDsMeanTheSame(t, client, v.proxies, oldNew, newTopic(v.oldNew+"/geo", "stored-"+string(client)))
 		})
@@ -110,7 +112,7 @@ func TestBetweenVersions(t *testing.T) {
 		featuresAreThoseOfAll(t, v)
 	})
 	for _, client := range someClients(Java) {
-		t.Run("4.0.8-to-4.2.4/"+string(client), func(t *testing.T) {
+		t.Run("rig-to-new/"+string(client), func(t *testing.T) {
 			t.Parallel()
 			l := startLoad(t, loadConfig{
 				scenario: "4.0.8 to 4.2.4 and back, every subscription type", client: client, topic: newTopic(v.midNew+"/geo", "every-"+string(client)), rate: 300, keys: 20, reader: true,
@@ -122,12 +124,12 @@ func TestBetweenVersions(t *testing.T) {
 		})
 	}
 	for _, client := range someClients(Python) {
-		t.Run("partitions-3.0.0-to-4.2.4/"+string(client), func(t *testing.T) {
+		t.Run("partitions/"+string(client), func(t *testing.T) {
 			t.Parallel()
 			topic := newTopic(v.oldNew+"/geo", "parts-"+string(client))
 			must(t, v.old.CreatePartitioned(limited(t, 30*time.Second), topic, 3))
 			l := startLoad(t, loadConfig{
-				scenario: "3.0.0 to 4.2.4 and back, three partitions", client: client, topic: topic, parts: 3, rate: 300, keys: 30,
+				scenario: oldVersion + " to 4.2.4 and back, three partitions", client: client, topic: topic, parts: 3, rate: 300, keys: 30,
 				subs: []string{"failover:failover:cumulative:1", "shared:shared:individual:1"}, proxies: v.proxies, clusters: oldNew, bounded: true,
 			})
 			awaitTopic(t, v.young, l.c.topic)
