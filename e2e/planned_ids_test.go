@@ -56,7 +56,7 @@ func TestDuplicatesAreAsManyAsWereForecast(t *testing.T) {
 			if client == Go {
 				proxies = faultyPair(t, "forecast") // so young that the old cluster is made to unload the topic, and forgets what consumers have
 			}
-			rec := duplicatesAreForecast(t, client, proxies, [2]*Cluster{rig.A, rig.B}, newTopic("acme/geo", "forecast-"+string(client)), "messages in hand and passed over")
+			_, rec := duplicatesAreForecast(t, client, proxies, [2]*Cluster{rig.A, rig.B}, newTopic("acme/geo", "forecast-"+string(client)), "messages in hand and passed over")
 			if client == Go && !rec.Receipt.Evicted {
 				t.Error("the topic was not evicted: the test shows nothing about the forecast after an eviction")
 			}
@@ -65,7 +65,7 @@ func TestDuplicatesAreAsManyAsWereForecast(t *testing.T) {
 }
 
 // duplicatesAreForecast moves a topic from the first to the second cluster, whose consumers have passed over some messages and have some in hand.
-func duplicatesAreForecast(t *testing.T, client Client, proxies [2]*Pointsman, clusters [2]*Cluster, topic, scenario string) switching.Record {
+func duplicatesAreForecast(t *testing.T, client Client, proxies [2]*Pointsman, clusters [2]*Cluster, topic, scenario string) (switching.Preflight, switching.Record) {
 	t.Helper()
 	const count, skip, lag = 2_000, 50, 100
 	setRoute(t, proxies[0], topic, clusters[0].Name)
@@ -91,6 +91,10 @@ func duplicatesAreForecast(t *testing.T, client Client, proxies [2]*Pointsman, c
 		stats, err := clusters[0].Stats(t.Context(), topic)
 		return stats.Subscriptions["shared"].MsgBacklog == open && stats.Subscriptions["key_shared"].MsgBacklog == open, err
 	}))
+	before := check(t, proxies[0], topic, clusters[1].Name)
+	if before.Forecast == nil || before.Forecast.Duplicates != 2*open {
+		t.Errorf("preflight %+v; want a forecast of %d duplicates", before, 2*open)
+	}
 	rec := plannedDone(t, proxies[1], topic, clusters[1])
 	for _, s := range rec.Receipt.Subscriptions {
 		if s.Unacked != open || s.Repeated+s.Missing != 0 {
@@ -119,7 +123,7 @@ func duplicatesAreForecast(t *testing.T, client Client, proxies [2]*Pointsman, c
 			t.Errorf("%s: %v; want nothing lost, and the first copies in order", name, d)
 		}
 	}
-	return rec
+	return before, rec
 }
 
 // SW-02, SW-03: an application that has stored an id before a switch begins behind that message with it afterwards, there and back, by a new reader and by a seek; and a

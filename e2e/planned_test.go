@@ -326,7 +326,7 @@ func (l *load) nothingNewOn(rec switching.Record) {
 	for part, text := range rec.Receipt.Tail {
 		tail, err := pulsaradmin.ParsePosition(text)
 		must(l.t, err)
-		own, err := old.OwnSince(limited(l.t, 20*time.Second), part, tail)
+		own, err := old.OwnSince(limited(l.t, 60*time.Second), part, tail)
 		must(l.t, err)
 		if len(own) != 0 {
 			l.t.Errorf("switch %s: cluster %s got %d messages of %s after the drain at %v, the first of %q at %v; want none", rec.ID, rec.From, len(own), part, tail, own[0].Producer, own[0].Position)

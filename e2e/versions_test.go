@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -99,8 +100,8 @@ func TestBetweenVersions(t *testing.T) {
 		})
 		t.Run("in-hand/"+string(client), func(t *testing.T) {
 			t.Parallel()
-			rec := duplicatesAreForecast(t, client, v.proxies, oldNew, newTopic(v.oldNew+"/geo", "forecast-"+string(client)), oldVersion+" to 4.2.4, messages in hand and passed over")
-			wantFallBack(t, rec)
+			before, rec := duplicatesAreForecast(t, client, v.proxies, oldNew, newTopic(v.oldNew+"/geo", "forecast-"+string(client)), oldVersion+" to 4.2.4, messages in hand and passed over")
+			wantFallBack(t, v, before, rec)
 		})
 		t.Run("stored-ids/"+string(client), func(t *testing.T) {
 			t.Parallel()
@@ -206,12 +207,25 @@ func awaitTopic(t *testing.T, c *Cluster, topic string) {
 	}))
 }
 
-// wantFallBack checks that a receipt says that no copy says where it comes from.
-func wantFallBack(t *testing.T, rec switching.Record) {
+// wantFallBack checks that preflight, receipt and metric say that no copy says where it comes from.
+func wantFallBack(t *testing.T, v versioned, before switching.Preflight, rec switching.Record) {
 	t.Helper()
+	if before.Verdict != switching.Fine || before.Forecast == nil || before.Forecast.Bare != 2 ||
+		!slices.ContainsFunc(before.Findings, func(f switching.Finding) bool {
+			return strings.Contains(f.Evidence, "do not say where they lay on cluster "+v.old.Name)
+		}) {
+		t.Errorf("preflight %+v; want it fine, and to say of both subscriptions what they will be carried by", before)
+	}
 	for _, c := range rec.Receipt.Subscriptions {
 		if c.By != string(pulsaradmin.ByProducer) || !strings.Contains(c.Note, "older than 4.0.4") {
 			t.Errorf("subscription %+v; want it to say that it was carried by what producers wrote", c)
 		}
+	}
+	counted := 0.0
+	for _, p := range v.proxies {
+		counted += metric(t, p, "pointsman_switch_subscriptions_total", fmt.Sprintf("by=%q", pulsaradmin.ByProducer))
+	}
+	if counted < 2 {
+		t.Errorf("the metric counts %v subscriptions, want the 2 of this switch at least", counted)
 	}
 }
