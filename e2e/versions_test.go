@@ -223,7 +223,7 @@ func wantFallBack(t *testing.T, v versioned, before switching.Preflight, rec swi
 	}
 	counted := 0.0
 	for _, p := range v.proxies {
-		counted += metric(t, p, "pointsman_switch_subscriptions_total", fmt.Sprintf("by=%q", pulsaradmin.ByProducer))
+		counted += metric(t, p, "pointsman_switch_subscriptions_total", `by="producer_and_sequence_id"`)
 	}
 	if counted < 2 {
 		t.Errorf("the metric counts %v subscriptions, want the 2 of this switch at least", counted)

@@ -469,7 +469,7 @@ func TestTheLeaderCountsWhatRunsAndWhatItEnded(t *testing.T) {
 		if have := numbers(t, c, "pointsman_switches_ended_total"); !maps.Equal(have, ended) {
 			t.Errorf("ended: %v", have)
 		}
-		carried := map[string]float64{"source position": 0, "producer and sequence id": 1, "publish time": 0, "end of what was copied": 0, "no copy": 0}
+		carried := map[string]float64{"source_position": 0, "producer_and_sequence_id": 1, "publish_time": 0, "end_of_what_was_copied": 0, "no_copy": 0}
 		if have := numbers(t, c, "pointsman_switch_subscriptions_total"); !maps.Equal(have, carried) {
 			t.Errorf("carried: %v", have)
 		}

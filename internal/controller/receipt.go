@@ -3,6 +3,7 @@ package controller
 import (
 	"context"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -191,7 +192,7 @@ func (c *Controller) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(descEnded, prometheus.CounterValue, float64(c.stats.over[i].Load()), string(s))
 	}
 	for i, way := range carryWays {
-		ch <- prometheus.MustNewConstMetric(descCarried, prometheus.CounterValue, float64(c.stats.carried[i].Load()), string(way))
+		ch <- prometheus.MustNewConstMetric(descCarried, prometheus.CounterValue, float64(c.stats.carried[i].Load()), strings.ReplaceAll(string(way), " ", "_"))
 	}
 	buckets, total := make(map[float64]uint64, len(holdBuckets)), uint64(0)
 	for i, bound := range holdBuckets {
