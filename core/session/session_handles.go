@@ -162,7 +162,7 @@ func (s *Session) admit(now time.Time, frame []byte, name string, req, id uint64
 	l := s.leg
 	if far {
 		if l = s.sh.via; l == nil || l.dead || l.s != s || l.cluster != at.cluster {
-			s.parkFar(now, kind, frame, name, topic.Full(), at.cluster, req, id)
+			s.parkFar(now, s.sh.movingTopic(topic.Base(), d), kind, frame, name, topic.Full(), at.cluster, req, id)
 			return nil, false
 		}
 	}

@@ -2,6 +2,7 @@ package session
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -229,6 +230,7 @@ func (l *leg) carry(now time.Time, p *parked) {
 	}
 	s, sh := l.s, l.s.sh
 	sh.parking.remove(p)
+	p.leave()
 	sh.via = l
 	s.until = p.until
 	s.replay(now, []*parked{p})
@@ -285,7 +287,8 @@ func (s *Session) dropLeg(now time.Time, l *leg) {
 	}
 	l.deferred = nil
 	gone := fmt.Sprintf("the connection to broker %s of cluster %s was lost: try again", l.broker, l.cluster)
-	for req, p := range s.pending {
+	for _, req := range slices.Sorted(maps.Keys(s.pending)) {
+		p := s.pending[req]
 		if p.h.leg != l {
 			continue
 		}
@@ -306,8 +309,9 @@ func (s *Session) dropLeg(now time.Time, l *leg) {
 			s.sh.payDebt(now, p.h, true)
 		}
 	}
-	for _, h := range s.consumers {
-		if h.leg != l {
+	for _, id := range slices.Sorted(maps.Keys(s.consumers)) {
+		h := s.consumers[id]
+		if h == nil || h.leg != l {
 			continue
 		}
 		tell := h.state == handleLive || h.state == handleCreating && h.again
@@ -409,8 +413,8 @@ type far struct {
 	trouble string
 }
 
-// parkFar has a SUBSCRIBE wait for a leg to the broker that has its topic on another cluster.
-func (s *Session) parkFar(now time.Time, kind codec.Type, frame []byte, name, full, clusterName string, req, id uint64) {
+// parkFar has a SUBSCRIBE wait for a leg to the broker that has its topic on another cluster. It is judged again when the map says something else of the topic.
+func (s *Session) parkFar(now time.Time, m *moving, kind codec.Type, frame []byte, name, full, clusterName string, req, id uint64) {
 	if s.creationParked(kind, id) != nil {
 		s.denyBusyID(req, id, name)
 		return
@@ -421,6 +425,8 @@ func (s *Session) parkFar(now time.Time, kind codec.Type, frame []byte, name, fu
 		return
 	}
 	s.sh.counters.ParkedTotal.Add(1)
+	p.m = m
+	m.parked = append(m.parked, p)
 	s.findFar(now, p, "")
 }
 
@@ -465,5 +471,6 @@ func (p *parked) found(now time.Time, a Answer) {
 // giveUpOn answers p, which waited for an extra leg, with an error that clients retry.
 func (p *parked) giveUpOn(now time.Time, reason Refusal, text string) {
 	p.s.sh.parking.remove(p)
+	p.leave()
 	p.s.deny(reason, p.req, codec.ErrorServiceNotReady, p.name, text)
 }

@@ -315,8 +315,8 @@ func (l *leg) relayDown(now time.Time, src []byte) (pos int) {
 		}
 	}
 	s.sh.write(s.conn, src[run:pos], true)
-	if s.aside != nil && s.aside.turn == l && !l.down.busy() {
-		s.aside.next(now)
+	if a := s.aside; a != nil && !l.down.busy() && (a.turn == l || a.turn == nil) {
+		a.next(now)
 	}
 	return pos
 }
