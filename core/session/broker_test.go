@@ -38,7 +38,7 @@ type brokerWorld struct {
 
 func brokerConversation(t *rapid.T) {
 	w := &brokerWorld{brokers: map[string]*modelBroker{}, conversation: conversation{
-		t: t, p: newPlayer(quietTB{}, false), legs: map[string]string{}, cluster: map[string]string{}, open: map[string]map[string]bool{},
+		t: t, p: newPlayer(quietTB{}, false), legs: map[string]string{}, where: map[string]string{}, ids: map[string]string{}, had: map[string]bool{}, open: map[string]map[string]bool{},
 		closed: map[string]map[string]bool{}, asked: map[string][]func() string{}, rest: map[string][]byte{}, nextReq: map[string]uint64{},
 	}}
 	w.p.onFrame = w.take

@@ -2,8 +2,12 @@ package session
 
 import (
 	"fmt"
+	"maps"
 	"math"
+	"slices"
 	"time"
+
+	"google.golang.org/protobuf/proto"
 
 	"pointsman/codec"
 	"pointsman/codec/pulsarpb"
@@ -69,7 +73,7 @@ func (sh *Shard) readsOld(topic route.Topic, d route.Decision, c *pulsarpb.Comma
 	}
 	stays := sh.moving[topic.Base()].readerOf(topic.Full(), c.GetSubscription())
 	if stays.idle {
-		return false // nothing came the last time
+		return false
 	}
 	start := c.StartMessageId
 	if c.GetStartMessageRollbackDurationSec() > 0 || start == nil && c.GetInitialPosition() == initialEarliest {
@@ -135,7 +139,7 @@ type reader struct {
 // readerStay is what is remembered of a reader that was closed and will come back.
 type readerStay struct {
 	rounds int  // how often it was
-	idle   bool // nothing was delivered to it the last time
+	idle   bool // that had nothing more for it, whatever it comes back with
 	batch  int  // messages in the last entry; 0: not known
 }
 
@@ -143,7 +147,7 @@ const (
 	// readerPause is how long a reader that was given the last message may take to have it. It doubles with each round, up to readerPauses times.
 	readerPause  = time.Second
 	readerPauses = 6
-	// readerIdle is how long a reader may be given nothing before it is sent round: retention may have taken what it wants.
+	// readerIdle is how long a reader may be given nothing before its broker is asked whether there is anything: retention may have taken what it wants.
 	readerIdle = time.Minute
 	// maxReaderStays bounds what is remembered per topic.
 	maxReaderStays = 4096
@@ -222,10 +226,10 @@ func (h *handle) remember(stay readerStay) {
 }
 
 // sendRound closes a reader: it comes back with the message that it has really had.
-func (s *Session) sendRound(now time.Time, h *handle) {
+func (s *Session) sendRound(now time.Time, h *handle, idle bool) {
 	stay := h.stay()
 	stay.rounds++
-	stay.idle = !h.reader.had && !h.reader.some
+	stay.idle = idle
 	h.remember(stay)
 	s.sh.counters.ReadersSentRound.Add(1)
 	s.startEviction(now, h)
@@ -233,15 +237,23 @@ func (s *Session) sendRound(now time.Time, h *handle) {
 
 // lookAtReaders closes those whose time has come, and returns when the next one's is.
 func (s *Session) lookAtReaders(now time.Time) (next time.Time) {
-	for _, h := range s.consumers {
-		r := h.reader
-		if r == nil || h.state >= handleEvicting {
+	for _, id := range slices.Sorted(maps.Keys(s.consumers)) {
+		h := s.consumers[id]
+		if h == nil || h.reader == nil || h.state >= handleEvicting {
 			continue
 		}
+		r := h.reader
 		if !r.due.After(now) {
-			if !r.some || r.had {
-				s.sendRound(now, h)
+			if r.had {
+				s.sendRound(now, h, false)
 				continue
+			}
+			if !r.some && h.state == handleLive {
+				s.nextReq++
+				s.expect(now, s.nextReq, pendingReader, h)
+				h.leg.send(s.sh.encode(command(codec.TypeGetLastMessageID, &pulsarpb.BaseCommand{GetLastMessageId: &pulsarpb.CommandGetLastMessageId{
+					ConsumerId: &h.id, RequestId: proto.Uint64(s.nextReq),
+				}})))
 			}
 			r.some, r.due = false, now.Add(readerIdle)
 		}
@@ -250,6 +262,16 @@ func (s *Session) lookAtReaders(now time.Time) (next time.Time) {
 		}
 	}
 	return next
+}
+
+// readerAt takes the broker's word on how far a reader is that was given nothing for a while. Only what the broker counts as behind it is left out.
+func (s *Session) readerAt(now time.Time, h *handle, at *pulsarpb.MessageIdData) {
+	if h.reader == nil || h.state != handleLive || h.reader.some || at == nil {
+		return
+	}
+	if !before(route.Tail{Ledger: int64(at.GetLedgerId()), Entry: int64(at.GetEntryId())}, h.reader.tail) {
+		s.sendRound(now, h, true)
+	}
 }
 
 // readerAcked looks whether a reader has had the last message: clients acknowledge what they have given to the application, although no cluster remembers it. It
@@ -266,7 +288,7 @@ func (s *Session) readerAcked(now time.Time, h *handle, ack *pulsarpb.CommandAck
 		if ack.RequestId != nil {
 			s.answerAck(h, ack.GetRequestId())
 		}
-		s.sendRound(now, h)
+		s.sendRound(now, h, false)
 		return true
 	}
 	return false

@@ -81,7 +81,7 @@ func fenceConversation(t *rapid.T) {
 		brokers: map[string]*fenceBroker{}, requests: map[string]map[uint64]*fenceRequest{}, seq: map[string]uint64{}, seen: map[uint64]uint64{},
 		ended: map[string]bool{}, done: map[string]bool{}, lost: map[debtKey]time.Time{},
 		conversation: conversation{
-			t: t, p: newPlayer(quietTB{}, false), legs: map[string]string{}, cluster: map[string]string{}, open: map[string]map[string]bool{},
+			t: t, p: newPlayer(quietTB{}, false), legs: map[string]string{}, where: map[string]string{}, ids: map[string]string{}, had: map[string]bool{}, open: map[string]map[string]bool{},
 			closed: map[string]map[string]bool{}, asked: map[string][]func() string{}, rest: map[string][]byte{}, nextReq: map[string]uint64{},
 		},
 	}

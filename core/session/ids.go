@@ -239,7 +239,7 @@ func (s *Session) startAt(now time.Time, h *handle, req uint64, frame []byte, he
 }
 
 // handleLastID passes a GET_LAST_MESSAGE_ID_RESPONSE.
-func (l *leg) handleLastID(frame []byte, head codec.Head) verdict {
+func (l *leg) handleLastID(now time.Time, frame []byte, head codec.Head) verdict {
 	s := l.s
 	var cmd pulsarpb.BaseCommand
 	if err := codec.Parse(&cmd, frame, head); err != nil {
@@ -247,10 +247,14 @@ func (l *leg) handleLastID(frame []byte, head codec.Head) verdict {
 	}
 	req := cmd.GetGetLastMessageIdResponse().GetRequestId()
 	p, ok := s.pending[req]
-	if !ok || p.kind != pendingLastID || p.h.leg != l {
+	if !ok || p.kind != pendingLastID && p.kind != pendingReader || p.h.leg != l {
 		return forward
 	}
 	s.settled(req)
+	if p.kind == pendingReader {
+		s.readerAt(now, p.h, cmd.GetGetLastMessageIdResponse().GetConsumerMarkDeletePosition())
+		return replace
+	}
 	s.sh.write(s.conn, s.sh.shown(frame, head, p.h), true)
 	return replace
 }

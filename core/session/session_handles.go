@@ -67,6 +67,7 @@ const (
 	pendingClose                   // our own, its answer is swallowed
 	pendingLastID                  // the client's GET_LAST_MESSAGE_ID, forwarded
 	pendingOwed                    // the client's CLOSE_PRODUCER behind what the broker has not answered yet
+	pendingReader                  // our own GET_LAST_MESSAGE_ID, about a reader that is given nothing
 	pendingOrphan                  // a creation that was refused meanwhile: its late answer is swallowed
 )
 
@@ -132,14 +133,14 @@ func (s *Session) admit(now time.Time, frame []byte, name string, req, id uint64
 	if producer {
 		handles = &s.producers
 	}
-	if old := (*handles)[id]; old != nil {
+	old := (*handles)[id]
+	if old != nil {
 		// For an id that it has, the broker answers for the one that it has, whatever the command says.
 		switch {
 		case old.state == handleEvicting, old.state == handleEvicted && old.gate.Reopen() == switching.Hold, old.state < handleEvicting && old.damaged():
 			s.parkCreation(now, nil, old, kind, frame, name, req, id)
 			return nil, false
-		case old.state == handleEvicted:
-			s.remove(now, old)
+		case old.state == handleEvicted: // remembered until there is a new one
 		case old.state == handleCreating && old.leg.cluster == at.cluster:
 			s.deny(RefusedIDInUse, req, codec.ErrorServiceNotReady, name, fmt.Sprintf("the broker has not answered the request before for id %d yet: try again, or close it first", id))
 			return nil, false
@@ -155,7 +156,7 @@ func (s *Session) admit(now time.Time, frame []byte, name string, req, id uint64
 			return old, true
 		}
 	}
-	if len(s.producers)+len(s.consumers) >= s.sh.cfg.MaxHandles {
+	if old == nil && len(s.producers)+len(s.consumers) >= s.sh.cfg.MaxHandles {
 		s.deny(RefusedTooManyHandles, req, codec.ErrorNotAllowed, name, fmt.Sprintf("this connection has %d producers and consumers, the limit of the proxy", s.sh.cfg.MaxHandles))
 		return nil, false
 	}
@@ -165,6 +166,9 @@ func (s *Session) admit(now time.Time, frame []byte, name string, req, id uint64
 			s.parkFar(now, s.sh.movingTopic(topic.Base(), d), kind, frame, name, topic.Full(), at.cluster, req, id)
 			return nil, false
 		}
+	}
+	if old != nil {
+		s.remove(now, old)
 	}
 	h = &handle{s: s, leg: l, id: id, producer: producer, full: topic.Full(), req: req, gate: switching.Gate{Epoch: d.Epoch}, tag: s.sh.cfg.tag(at.epoch)}
 	if c != nil {
@@ -384,7 +388,7 @@ func (l *leg) handleAnswer(now time.Time, frame []byte, head codec.Head, req uin
 		s.settled(req)
 		s.sh.payDebt(now, p.h, failed)
 		return forward
-	case pendingOrphan:
+	case pendingOrphan, pendingReader:
 		s.settled(req)
 		return replace
 	case pendingLastID:

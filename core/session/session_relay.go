@@ -396,7 +396,7 @@ func (l *leg) judgeDown(now time.Time, frame []byte, h codec.Head) verdict {
 		if len(frame) < h.Size {
 			return more
 		}
-		return l.handleLastID(frame[:h.Size], h)
+		return l.handleLastID(now, frame[:h.Size], h)
 	case codec.TypeSuccess, codec.TypeError, codec.TypeProducerSuccess:
 		id, found, ok, err := codec.ParseID(frame, h)
 		if !ok {

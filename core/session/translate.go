@@ -154,7 +154,11 @@ func (t *translation) end(now time.Time, a Translated) {
 		if c != nil {
 			c.failed++
 		}
-		if t.seek || a.Kind == TranslatedGone || a.Kind == TranslatedFailed && (c == nil || c.failed <= maxTranslateFail) {
+		if a.Kind == TranslatedGone {
+			s.failStart(now, h, t.req, t.seek, RefusedTranslation, fmt.Sprintf("topic %s has left the cluster that told this message id, and has not taken along what is behind it: %s", h.full, a.Text))
+			return
+		}
+		if t.seek || a.Kind == TranslatedFailed && (c == nil || c.failed <= maxTranslateFail) {
 			s.untranslated(now, h, t.req, t.seek, a.Text)
 			return
 		}
