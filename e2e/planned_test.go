@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -168,6 +169,7 @@ func TestPlannedSwitch(t *testing.T) {
 // loadConfig is traffic on one topic.
 type loadConfig struct {
 	scenario string
+	mode     switching.Mode // of the rows; "" is planned
 	client   Client
 	topic    string
 	parts    int // partitions; 0 is a topic without
@@ -350,7 +352,7 @@ func (l *load) end(exact bool) {
 	t.Logf("%s, %s: %d switches: hold p50 %.0f ms, max %.0f ms; longest gap between receipts p50 %.0f ms, max %.0f ms; duplicates forecast %v", l.c.scenario, l.c.client,
 		len(l.holds), Percentile(l.holds, 0.5), Percentile(l.holds, 1), Percentile(gaps, 0.5), Percentile(gaps, 1), l.forecast)
 	for i, name := range l.names {
-		row := Row{Mode: "planned", Scenario: l.c.scenario, Client: string(l.c.client), Subscription: "reader", Holds: l.holds, Gaps: gaps}
+		row := Row{Mode: string(cmp.Or(l.c.mode, switching.ModePlanned)), Scenario: l.c.scenario, Client: string(l.c.client), Subscription: "reader", Holds: l.holds, Gaps: gaps}
 		ordered := true
 		if i < len(l.c.subs) {
 			parts := strings.Split(l.c.subs[i], ":")
@@ -456,8 +458,13 @@ func openMap(t *testing.T, p *Pointsman) store.Store {
 	return st
 }
 
-// request asks the leader for a switch by its record alone: no preflight refuses it.
+// request asks the leader for a planned switch by its record alone: no preflight refuses it.
 func request(t *testing.T, st store.Store, topic string, to *Cluster) switching.Record {
+	t.Helper()
+	return requestMode(t, st, topic, to, switching.ModePlanned)
+}
+
+func requestMode(t *testing.T, st store.Store, topic string, to *Cluster, mode switching.Mode) switching.Record {
 	t.Helper()
 	ctx := limited(t, 20*time.Second)
 	e, ok, err := st.Entry(ctx, topic)
@@ -466,7 +473,7 @@ func request(t *testing.T, st store.Store, topic string, to *Cluster) switching.
 		t.Fatalf("entry %+v, %v", e, ok)
 	}
 	rec := switching.Record{
-		ID: fmt.Sprintf("sw-%d", time.Now().UnixNano()), Rev: 1, Attempt: 1, Topic: topic, From: e.Cluster, To: to.Name, Mode: switching.ModePlanned,
+		ID: fmt.Sprintf("sw-%d", time.Now().UnixNano()), Rev: 1, Attempt: 1, Topic: topic, From: e.Cluster, To: to.Name, Mode: mode,
 		State: switching.StateRequested, Epoch: e.Epoch + 1, Started: time.Now(), Who: "e2e",
 	}
 	must(t, st.PutSwitch(ctx, rec))

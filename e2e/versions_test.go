@@ -104,6 +104,12 @@ func TestBetweenVersions(t *testing.T) {
 			wantFallBack(t, v, before, rec)
 		})
 	}
+	for _, client := range Clients {
+		t.Run("drain/"+string(client), func(t *testing.T) {
+			t.Parallel()
+			drainsBetweenVersions(t, v, client)
+		})
+	}
 	for _, client := range someClients(Go) {
 		t.Run("stored-ids/"+string(client), func(t *testing.T) {
 			t.Parallel()
@@ -140,6 +146,34 @@ func TestBetweenVersions(t *testing.T) {
 			l.end(false)
 		})
 	}
+}
+
+// drainsBetweenVersions moves a topic that is not replicated: producers at once, each subscription when it has read the old cluster to its end.
+func drainsBetweenVersions(t *testing.T, v versioned, client Client) {
+	t.Helper()
+	topic, parts := newTopic(v.oldNew+"/plain", "drain-"+string(client)), 0
+	if client == Python {
+		parts = 3
+		must(t, v.old.CreatePartitioned(limited(t, 30*time.Second), topic, parts))
+	}
+	l := startLoad(t, loadConfig{
+		scenario: oldVersion + " to 4.2.4 without replication", mode: switching.ModeDrain, client: client, topic: topic, parts: parts, rate: 300, keys: 20, reader: parts == 0,
+		subs: []string{
+			"exclusive:exclusive:individual:1", "failover:failover:cumulative:1", "shared:shared:individual:2", "key-shared:key_shared:individual:2",
+		},
+		proxies: v.proxies, clusters: [2]*Cluster{v.old, v.young},
+	})
+	l.began = append(l.began, nowMillis())
+	st := openMap(t, v.proxies[0])
+	rec := awaitSwitch(t, st, requestMode(t, st, topic, v.young, switching.ModeDrain))
+	if rec.State != switching.StateDone {
+		t.Fatalf("the drain ended as %s: %s\n%s", rec.State, rec.Note, steps(rec))
+	}
+	t.Logf("drained: hold %.0f ms, %s %s", rec.Receipt.HoldMillis, rec.Note, holdSteps(rec))
+	l.moved(rec, v.young)
+	l.flow("after the drain")
+	l.nothingNewOn(rec)
+	l.end(true)
 }
 
 // featuresAreThoseOfAll: a connection for lookups tells what every configured cluster supports; one to a broker what that broker said, on both sides of a move.

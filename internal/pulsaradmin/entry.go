@@ -152,7 +152,7 @@ type remote struct {
 
 	mu    sync.Mutex
 	idle  []*wire // guarded by mu: connections for Block
-	plain bool    // guarded by mu: reading as a consumer did not work
+	plain bool    // guarded by mu: the broker refuses to let it read as a consumer
 }
 
 func (r *remote) Load(ctx context.Context) (Internal, error) { return r.Internal(ctx, r.topic) }
@@ -184,22 +184,31 @@ func (r *remote) Heads(ctx context.Context, first, last Position) ([]Entry, erro
 	return all, err
 }
 
-// Block reads as a consumer does, which is many times as fast as one admin call for each entry; it falls back to those.
+// Block reads as a consumer does, which is many times as fast as one admin call for each entry; it falls back to those, for good only where it is refused: a busy
+// broker that did not deliver in time once is not helped by hundreds of calls.
 func (r *remote) Block(ctx context.Context, first, last, final Position) ([]Entry, error) {
 	r.mu.Lock()
 	plain := r.plain
 	r.mu.Unlock()
-	if !plain {
+	for range scans {
+		if plain {
+			break
+		}
 		entries, err := r.scan(ctx, first, last, final)
 		if err == nil || ctx.Err() != nil {
 			return entries, err
 		}
-		r.mu.Lock()
-		r.plain = true
-		r.mu.Unlock()
+		if plain = errors.Is(err, errRefused); plain {
+			r.mu.Lock()
+			r.plain = true
+			r.mu.Unlock()
+		}
 	}
 	return r.Heads(ctx, first, last)
 }
+
+// scans is how often a block is tried to be read as a consumer.
+const scans = 2
 
 // scan reads the messages from first up to and including last; final is one that comes.
 func (r *remote) scan(ctx context.Context, first, last, final Position) (entries []Entry, err error) {

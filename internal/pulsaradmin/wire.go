@@ -184,9 +184,12 @@ func (w *wire) await(what string, done func(cmd *pulsarpb.BaseCommand, h codec.H
 	}
 }
 
+// errRefused is in every ERROR of a broker: trying again soon will not help.
+var errRefused = errors.New("error")
+
 // refused is an ERROR of the broker.
 func (w *wire) refused(what string, code int32, message string) error {
-	e := &Error{Cluster: w.c.cfg.Cluster, Call: fmt.Sprintf("%s at broker %s for %s", what, w.addr, w.topic), Code: codec.ServerError(code), Err: fmt.Errorf("error %d: %s", code, reason([]byte(message)))}
+	e := &Error{Cluster: w.c.cfg.Cluster, Call: fmt.Sprintf("%s at broker %s for %s", what, w.addr, w.topic), Code: codec.ServerError(code), Err: fmt.Errorf("%w %d: %s", errRefused, code, reason([]byte(message)))}
 	switch codec.ServerError(code) {
 	case codec.ErrorAuthentication:
 		e.Remedy = w.c.remedy(401)

@@ -9,6 +9,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -197,6 +198,33 @@ func TestBlocksAreReadByAdminCallsWhenReadingAsAConsumerFails(t *testing.T) {
 	}
 	if n := k.Count(codec.TypeSubscribe); n != 1 || asked != 2 {
 		t.Errorf("%d attempts as a consumer and %d calls, want 1 and 2", n, asked)
+	}
+}
+
+// A broker that was too busy once, or moved the topic, is read as a consumer again: at once, and the next time.
+func TestABlockIsReadAsAConsumerAgainAfterATrouble(t *testing.T) {
+	k, c := broker(t, testkit.Options{}, Config{})
+	var troubles atomic.Int32
+	troubles.Store(1)
+	k.Handle(codec.TypeSubscribe, func(c *testkit.Conn, cmd *pulsarpb.BaseCommand) bool {
+		if troubles.Add(-1) >= 0 {
+			return testkit.HangUp(c, cmd)
+		}
+		return false
+	})
+	r := &remote{Client: c, topic: wireTopic}
+	defer r.Close()
+	all := k.Messages(wireTopic)
+	for range 2 { // an admin call would fail: the cluster has none for entries
+		got, err := r.Block(t.Context(), place(all[2]), place(all[4]), place(all[9]))
+		if err != nil || len(got) != 3 {
+			t.Errorf("block %v, %v; want three entries", got, err)
+		}
+		troubles.Store(1)
+	}
+	troubles.Store(scans)
+	if _, err := r.Block(t.Context(), place(all[2]), place(all[4]), place(all[9])); err == nil || r.plain {
+		t.Errorf("after %d troubles: %v, given up for good: %v; want what the admin call said, and another try the next time", scans, err, r.plain)
 	}
 }
 
