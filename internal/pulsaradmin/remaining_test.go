@@ -4,6 +4,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"pointsman/codec"
@@ -127,8 +128,11 @@ func TestSubscriptionsAreCreatedWhereTheyAreMissing(t *testing.T) {
 
 // A subscription that is replicated is so on the other cluster; what is missing is marked there.
 func TestSubscriptionsKeepWhetherTheyAreReplicated(t *testing.T) {
+	var mu sync.Mutex // guards marked: the calls come at once
 	var marked []string
 	url := serveFunc(t, func(w http.ResponseWriter, r *http.Request) {
+		mu.Lock()
+		defer mu.Unlock()
 		switch {
 		case strings.HasSuffix(r.URL.Path, "/internalStats"):
 			_, _ = w.Write([]byte(`{"lastConfirmedEntry":"7:-1","ledgers":[],"cursors":{"old":{"markDeletePosition":"7:-1","readPosition":"7:0","individuallyDeletedMessages":"[]"}}}`))
