@@ -241,7 +241,7 @@ func (e *evictor) fire(now time.Time) {
 
 // stays tells whether a handle that waits for its eviction may stay after all: the map names its cluster again, and it dropped nothing.
 func (h *handle) stays() bool {
-	return h.state < handleEvicting && h.atHome() && (h.motion == nil || !h.mustClose())
+	return h.state < handleEvicting && h.atHome() && !h.mustClose()
 }
 
 // spare takes a handle out of its eviction.

@@ -112,12 +112,13 @@ func (sh *Shard) follow(now time.Time, base string, assigned Assigned, done func
 				if h.move == nil {
 					leave = append(leave, h)
 				}
-			case m == nil:
 			case !settled(d.State) && (h.producer || m.fenced()) && h.motion == nil:
 				h.watch(m)
 				fallthrough
-			case h.motion != nil:
-				h.motion.m = m
+			case h.motion != nil, h.producer && h.judged && h.state < handleEvicting: // the latter: the map was too old
+				if h.motion != nil && m != nil {
+					h.motion.m = m
+				}
 				switch {
 				case h.mustClose():
 					if h.move == nil {
@@ -131,7 +132,7 @@ func (sh *Shard) follow(now time.Time, base string, assigned Assigned, done func
 	}
 	sh.evict.add(now, leave, &eviction{sh: sh, assigned: assigned, done: done})
 	for _, h := range reopen {
-		if h.topic != nil && h.state < handleEvicting && h.motion != nil {
+		if h.topic != nil && h.state < handleEvicting && (h.motion != nil || h.producer && h.judged) {
 			h.s.reopen(now, h)
 		}
 	}
@@ -158,7 +159,7 @@ func (sh *Shard) decide(name string) route.Decision {
 
 // standing is what protocol rule P6 goes by.
 func (sh *Shard) standing(state route.State, epoch uint64) switching.Standing {
-	return switching.Standing{State: state, Epoch: epoch, Lease: sh.cfg.Lease == nil || sh.cfg.Lease()}
+	return switching.Standing{State: state, Epoch: epoch, Lease: sh.cfg.Lease == nil || sh.cfg.Lease(), Aged: sh.aging.on}
 }
 
 // holds tells whether a request of this kind about a topic that is not active has to wait.
@@ -248,27 +249,33 @@ func (h *handle) watch(m *moving) {
 	h.motion = &motion{m: m}
 }
 
-// mustClose tells whether a handle of a moving topic has to be closed now.
+// mustClose tells whether a handle has to be closed now although its topic stays where it is.
 func (h *handle) mustClose() bool {
+	if h.motion == nil {
+		return h.gate.Poisoned && !h.s.sh.aging.on
+	}
 	st := h.motion.m.standing()
 	return h.gate.MustClose(st) || (h.motion.gone || h.motion.left) && switching.Admit(st).Produce == switching.Pass
 }
 
 // mayReopen tells whether a handle of a topic that is no longer fenced is like any other again.
 func (h *handle) mayReopen() bool {
+	if h.damaged() || h.motion == nil {
+		return !h.damaged()
+	}
 	state := h.motion.m.state
-	return !h.damaged() && (settled(state) || state == route.StatePrepared && !h.producer)
+	return settled(state) || state == route.StatePrepared && !h.producer
 }
 
-// damaged tells whether a handle of a moving topic has to be closed some time, for it cannot go on as if nothing had been.
+// damaged tells whether a handle has to be closed some time, for it cannot go on as if nothing had been.
 func (h *handle) damaged() bool {
-	return h.motion != nil && (h.gate.Poisoned || h.motion.gone || h.motion.left)
+	return h.gate.Poisoned || h.motion != nil && (h.motion.gone || h.motion.left)
 }
 
 // reopen lets a handle go on that dropped nothing: what its client said meanwhile goes to the broker, in order.
 func (s *Session) reopen(now time.Time, h *handle) {
 	queue := h.takeQueue()
-	h.judged, h.motion = h.reader != nil, nil
+	h.judged, h.motion = h.reader != nil || h.producer && s.sh.aging.on, nil
 	s.replay(now, queue)
 }
 
@@ -394,10 +401,14 @@ func (m *moving) result(now time.Time) Fenced {
 
 // judgedSend judges a SEND of a handle that is not like any other.
 func (s *Session) judgedSend(now time.Time, h *handle) verdict {
-	if h.state >= handleEvicting || h.motion == nil {
+	switch {
+	case h.state >= handleEvicting:
 		return drop
-	}
-	if h.gate.Send(h.motion.m.standing()) == switching.Pass {
+	case h.motion == nil: // the map is too old, or was and has not been looked at for this one
+		h.gate.Poisoned = true
+		s.sh.counters.DroppedSends.Add(1)
+		return drop
+	case h.gate.Send(h.motion.m.standing()) == switching.Pass:
 		return forward
 	}
 	s.sh.counters.DroppedSends.Add(1)

@@ -22,6 +22,7 @@ import (
 //   - after a fence is done no SEND reaches the cluster, and no creation while the map says fenced;
 //   - a fence that is done and clean has left nothing behind that its brokers have not answered (P5), and no acknowledgement on its way;
 //   - every request gets exactly one answer, and a lookup that of the cluster which the map names at that moment;
+//   - of a map that is too old no SEND reaches a broker once the loop knows, and no PRODUCER from then on that it is (P8);
 //   - nothing waits for ever.
 func TestFencesKeepTheirPromises(t *testing.T) { rapid.Check(t, fenceConversation) }
 
@@ -118,6 +119,9 @@ func fenceConversation(t *rapid.T) {
 		"switch":   w.planned,
 		"switch  ": w.planned,
 		"lease":    func(t *rapid.T) { w.step("lease " + rapid.SampledFrom([]string{"on", "on", "off"}).Draw(t, "lease")) },
+		"age": func(t *rapid.T) {
+			w.step(rapid.SampledFrom([]string{"age off", "age off", "age on", "too old"}).Draw(t, "age"))
+		},
 		"time": func(t *rapid.T) {
 			w.step(fmt.Sprintf("tick %dms", rapid.SampledFrom([]int{1, 50, 100, 600, 3000}).Draw(t, "ms")))
 		},
@@ -138,6 +142,7 @@ func (w *fenceWorld) end() {
 		w.finish(client)
 	}
 	w.step("lease on")
+	w.step("age off")
 	for _, topic := range topics {
 		w.tell("persistent://public/default/"+topic, "active")
 	}
@@ -551,6 +556,9 @@ func (w *fenceWorld) sent(b *fenceBroker, send *pulsarpb.CommandSend) {
 	if n := send.GetSequenceId(); h.next != 0 && n != h.next {
 		w.t.Fatalf("%s got SEND %d of producer %d, and waited for %d", b.conn, n, send.GetProducerId(), h.next)
 	}
+	if w.p.sh.aging.on && !w.amid {
+		w.t.Fatalf("%s got SEND %d, and the map is too old", b.conn, send.GetSequenceId())
+	}
 	if w.done[h.base] && w.p.sh.mappedCluster(h.base) == b.cluster {
 		w.t.Fatalf("%s got SEND %d of %s after the fence was done", b.conn, send.GetSequenceId(), h.base)
 	}
@@ -566,6 +574,9 @@ func (w *fenceWorld) make(b *fenceBroker, id, topic string, req uint64) {
 	}
 	if d := w.p.table.Decide(parsed, "a"); !w.amid && (d.Cluster != b.cluster || d.State == route.StateFenced || d.State == route.StatePrepared && w.p.noLease) {
 		w.t.Fatalf("%s of %s reached cluster %s, and the map says %+v, lease %v", id, topic, b.cluster, d, !w.p.noLease)
+	}
+	if id[0] == 'p' && w.p.tooOld && !w.amid {
+		w.t.Fatalf("%s of %s reached cluster %s, and the map is too old", id, topic, b.cluster)
 	}
 	h := b.has[id]
 	if h != nil && !h.answered {

@@ -29,6 +29,7 @@ type parked struct {
 	of    *handle // in whose motion.queue or waiter it is; nil for one in moving.parked
 	m     *moving // in whose parked it is
 	far   *far    // a SUBSCRIBE that waits for an extra leg
+	aged  bool    // it is in aging.parked
 	over  bool    // answered, or nobody waits any more
 }
 
@@ -134,6 +135,8 @@ func (pk *parking) fire(now time.Time) {
 // leave takes p out of what it is in.
 func (p *parked) leave() {
 	switch {
+	case p.aged:
+		p.s.sh.aging.parked = without(p.s.sh.aging.parked, p)
 	case p.m != nil:
 		p.m.parked = without(p.m.parked, p)
 	case p.of != nil && p.of.waiter == p:
@@ -161,7 +164,9 @@ func without(list []*parked, p *parked) []*parked {
 func (p *parked) giveUp(now time.Time) {
 	s := p.s
 	text := fmt.Sprintf("topic %s: the broker has not closed the predecessor of id %d within %s: try again", p.name, p.id, s.sh.cfg.ParkTime)
-	if m := s.sh.movingOf(p.name); m != nil {
+	if p.aged {
+		text = fmt.Sprintf("%s, and that has not ended within %s: try again", s.sh.aging.text(p.name), s.sh.cfg.ParkTime)
+	} else if m := s.sh.movingOf(p.name); m != nil {
 		text = fmt.Sprintf("%s, and that has not ended within %s: try again", m.movingText(), s.sh.cfg.ParkTime)
 	}
 	if p.far != nil {
@@ -177,6 +182,8 @@ func (p *parked) giveUp(now time.Time) {
 func (p *parked) refuse(now time.Time, text string) {
 	s := p.s
 	switch {
+	case p.aged:
+		s.deny(RefusedMapTooOld, p.req, codec.ErrorServiceNotReady, p.name, text)
 	case p.q != nil:
 		s.inflight += s.sh.cfg.cost(p.q.kind)
 		s.sh.pool.refuse(now, p.q, waiter{s: s, req: p.req}, failure(RefusedSwitching, codec.ErrorMetadata, text))
@@ -272,7 +279,7 @@ func (m *moving) park(now time.Time, p *parked) {
 	m.lookAgain(now)
 }
 
-// parkCreation has a PRODUCER or SUBSCRIBE wait for m, or for the broker's answer to the CLOSE of old.
+// parkCreation has a PRODUCER or SUBSCRIBE wait for m, for the broker's answer to the CLOSE of old, or, without both, for contact with the map store.
 func (s *Session) parkCreation(now time.Time, m *moving, old *handle, kind codec.Type, frame []byte, name string, req, id uint64) {
 	if s.creationParked(kind, id) != nil {
 		s.denyBusyID(req, id, name)
@@ -282,6 +289,10 @@ func (s *Session) parkCreation(now time.Time, m *moving, old *handle, kind codec
 	if m != nil {
 		p.m = m
 		m.park(now, p)
+		return
+	}
+	if old == nil {
+		s.sh.aging.park(now, p)
 		return
 	}
 	p.of = old

@@ -200,6 +200,7 @@ const (
 	RefusedSwitching
 	RefusedLegLost
 	RefusedTooManyLegs
+	RefusedMapTooOld
 	refusalCount
 )
 
@@ -221,6 +222,7 @@ var refusalCodes = [refusalCount]string{
 	RefusedSwitching:          "switching",
 	RefusedLegLost:            "broker_lost",
 	RefusedTooManyLegs:        "too_many_brokers",
+	RefusedMapTooOld:          "map_too_old",
 }
 
 // Refusals lists every refusal.

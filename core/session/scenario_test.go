@@ -109,6 +109,7 @@ type player struct {
 	clients    int
 	dials      int
 	noLease    bool
+	tooOld     bool
 	lastConn   Conn
 	onFrame    func(to string, frame []byte) // instead of a line in the transcript
 }
@@ -124,6 +125,7 @@ func newPlayer(t testing.TB, cut bool) *player {
 	cfg.Clusters = func() *cluster.Set { return set }
 	cfg.ClusterAt = func(base string, epoch uint64) string { return p.past[pastEpoch{base, epoch}] }
 	cfg.Lease = func() bool { return !p.noLease }
+	cfg.TooOld = func() bool { return p.tooOld }
 	p.sh = NewShard(cfg, 0, 1)
 	return p
 }
@@ -289,6 +291,11 @@ func (p *player) step(line string) error {
 		p.sh.Unfence(p.now, words[1], p.assigned(words[2:]), p.evicted)
 	case "lease":
 		p.noLease = words[1] == "off"
+	case "too": // "too old", and "too fresh": what the clock says; the shard is told by "age"
+		p.tooOld = words[1] == "old"
+	case "age":
+		p.tooOld = words[1] == "on"
+		p.sh.Age(p.now, p.tooOld)
 	case "parked":
 		c := p.sh.counters
 		p.note("parked=%d held=%d bytes, dropped sends=%d messages=%d, fenced topics=%d", c.Parked.Load(), c.HeldBytes.Load(), c.DroppedSends.Load(), c.DroppedMessages.Load(), c.FencedTopics.Load())

@@ -118,6 +118,10 @@ func (s *Session) admit(now time.Time, frame []byte, name string, req, id uint64
 		s.parkCreation(now, s.sh.movingTopic(topic.Base(), d), nil, kind, frame, name, req, id)
 		return nil, false
 	}
+	if producer && s.sh.mapTooOld() {
+		s.parkCreation(now, nil, nil, kind, frame, name, req, id)
+		return nil, false
+	}
 	at := s.sh.placeOf(topic, d, c)
 	if at.wait {
 		s.parkCreation(now, s.sh.movingTopic(topic.Base(), d), nil, kind, frame, name, req, id)

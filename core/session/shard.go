@@ -42,6 +42,8 @@ type Config struct {
 
 	// Lease tells whether this process may act on what it knows of topics in a switch; nil: always.
 	Lease func() bool
+	// TooOld tells whether the last contact with the map store is older than max_map_age, by the clock: no PRODUCER may pass then. nil: never.
+	TooOld func() bool
 	// Table and Clusters give what is in force now: one atomic load each.
 	Table    func() *route.Table
 	Clusters func() *cluster.Set
@@ -71,6 +73,7 @@ type Shard struct {
 	debts    debts
 	parking  parking
 	evict    evictor
+	aging    aging
 	pool     pool
 }
 
@@ -87,6 +90,7 @@ func NewShard(cfg *Config, loop int, seed uint64) *Shard {
 	}
 	sh.evict.init(sh)
 	sh.parking.init(sh)
+	sh.aging.init(sh)
 	sh.pool.init(sh)
 	sh.carrying.init(sh)
 	return sh
