@@ -25,20 +25,21 @@ const tagKeyBytes = 32
 // files. Everything is guarded by mu. Slices of entries and rules are never altered in place, so that they may be read
 // after mu was released.
 type core struct {
-	mu       sync.Mutex
-	seq      uint64
-	buckets  [route.BucketCount][]route.Entry // each in the order of its topics
-	rules    []route.Rule                     // in the order of their scopes
-	switches map[string]*switchState
-	order    []string        // ids of switches, oldest first
-	running  map[string]bool // ids of those that are not over
-	batches  map[string]*batchState
-	tagKey   []byte
-	proxies  map[string]Proxy
-	tombs    map[string]Tombstone // by proxy and incarnation
-	docs     map[string]map[string]Document
-	bad      map[int]error
-	watchers map[*watcher]struct{}
+	mu            sync.Mutex
+	seq           uint64
+	buckets       [route.BucketCount][]route.Entry // each in the order of its topics
+	rules         []route.Rule                     // in the order of their scopes
+	switches      map[string]*switchState
+	order         []string        // ids of switches, oldest first
+	running       map[string]bool // ids of those that are not over
+	batches       map[string]*batchState
+	tagKey        []byte
+	proxies       map[string]Proxy
+	announcements int                  // of Register, ever
+	tombs         map[string]Tombstone // by proxy and incarnation
+	docs          map[string]map[string]Document
+	bad           map[int]error
+	watchers      map[*watcher]struct{}
 	// delivered is closed, and replaced, when a sink has returned.
 	delivered chan struct{}
 	election  election
@@ -330,10 +331,7 @@ func (c *core) noteDelivered() {
 func (c *core) awaitWatches(ctx context.Context, owner Store, anew bool) error {
 	for {
 		c.mu.Lock()
-		behind := false
-		for w := range c.watchers {
-			behind = behind || w.owner == owner && (!w.whole || anew && (w.some || w.busy))
-		}
+		behind := c.behind(owner, anew)
 		delivered := c.delivered
 		c.mu.Unlock()
 		if !behind {
@@ -345,6 +343,16 @@ func (c *core) awaitWatches(ctx context.Context, owner Store, anew bool) error {
 			return fmt.Errorf("waiting for the watches of the map: %w: %w", ErrUnavailable, ctx.Err())
 		}
 	}
+}
+
+// behind tells whether a watch of owner has to deliver something, or, without anew, the map at all. It is called with mu held.
+func (c *core) behind(owner Store, anew bool) bool {
+	for w := range c.watchers {
+		if w.owner == owner && (!w.whole || anew && (w.some || w.busy)) {
+			return true
+		}
+	}
+	return false
 }
 
 // take is what w has to deliver now.

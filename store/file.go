@@ -537,6 +537,9 @@ func (f *File) Tombstones(ctx context.Context) ([]Tombstone, error) {
 // Lease implements Store: nothing can come between this process and its directory, and no other process has it.
 func (f *File) Lease() time.Duration { return Forever }
 
+// Confirmed implements Store.
+func (f *File) Confirmed() time.Duration { return Boottime() }
+
 // Lead implements Store: only this process can lead.
 func (f *File) Lead(ctx context.Context, id string, lead func(context.Context)) error {
 	if err := CheckID("proxy", id); err != nil {

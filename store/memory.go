@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"sync"
 	"time"
 
@@ -25,6 +26,7 @@ type Memory struct {
 	registered string // id of the proxy that this handle announced
 	expired    bool   // the session has ended; Register begins another one
 	contact    time.Time
+	confirmed  time.Duration // the last answer of Confirmed
 
 	closed    chan struct{}
 	closeOnce sync.Once
@@ -69,6 +71,7 @@ func (m *Memory) Join() *Memory {
 func (m *Memory) SetFaults(f Faults) {
 	m.core.mu.Lock()
 	defer m.core.mu.Unlock()
+	m.confirmedNow()
 	m.faults = f
 	m.core.election.elect()
 	m.core.wake()
@@ -79,6 +82,7 @@ func (m *Memory) SetFaults(f Faults) {
 func (m *Memory) Expire() {
 	m.core.mu.Lock()
 	defer m.core.mu.Unlock()
+	m.confirmedNow()
 	m.expired = true
 	m.disconnect()
 	m.core.election.elect()
@@ -312,7 +316,8 @@ func (m *Memory) Register(ctx context.Context, p Proxy) error {
 	if m.registered != "" && m.registered != p.ID {
 		delete(m.core.proxies, m.registered)
 	}
-	p.Live = true
+	m.core.announcements++
+	p.Live, p.Mark = true, strconv.Itoa(m.core.announcements)
 	m.core.proxies[p.ID] = p
 	m.registered, m.expired = p.ID, false
 	m.core.election.elect()
@@ -366,6 +371,21 @@ func (m *Memory) Lease() time.Duration {
 		return 0
 	}
 	return Forever
+}
+
+// Confirmed implements Store: it is now, but for the faults that take the lease, the end of the session, and watches that are behind.
+func (m *Memory) Confirmed() time.Duration {
+	m.core.mu.Lock()
+	defer m.core.mu.Unlock()
+	return m.confirmedNow()
+}
+
+// confirmedNow is called with core.mu held.
+func (m *Memory) confirmedNow() time.Duration {
+	if !m.faults.NoLease && !m.expired && m.registered != "" && !m.core.behind(m, true) {
+		m.confirmed = Boottime()
+	}
+	return m.confirmed
 }
 
 // Lead implements Store.

@@ -138,9 +138,15 @@ type Proxy struct {
 	Started     time.Time `json:"started"`
 	// Health is what this proxy has last seen of each cluster, by real lookups.
 	Health map[string]switching.ClusterHealth `json:"health,omitempty"`
+	// MaxMapAgeMillis, when not 0, is a promise: this member takes no publish of any topic while its last contact (Store.Confirmed, its own and
+	// that of the processes before it) is older. Whoever has not seen it for longer need not wait for it (protocol rule P8).
+	MaxMapAgeMillis int64 `json:"max_map_age_millis,omitempty"`
 	// Live: the member is connected, and what is connected is the incarnation that its member entry names. False may
 	// mean that it is cut off and still serves.
 	Live bool `json:"live"`
+	// Mark is another one whenever the member was announced anew: who is not live, and has the mark of an earlier reading, was never
+	// live in between.
+	Mark string `json:"-"`
 }
 
 // Tombstone is what is left of a member that was forgotten, or has left without knowing what became of all that it had sent: that may still be on
@@ -230,6 +236,10 @@ type Store interface {
 	// the process is announced and all its watches have delivered the map since. It may shrink to 0 at any time and
 	// costs an atomic load. A store of one node always has one.
 	Lease() time.Duration
+	// Confirmed is when, on the clock of Boottime, the last answered sync or write was sent that counts for a lease; 0: never. Unlike a lease
+	// it outlives the session: what this process has known since then is no older. It costs an atomic load. For a store of one
+	// node it is now.
+	Confirmed() time.Duration
 	// Lead campaigns for the leadership until ctx ends or the store is closed; then it returns nil. While this process
 	// leads, lead runs, with a context that ends as soon as another process may lead. Lead waits for lead to return; then
 	// the leadership is released, and after a pause it campaigns again. At most one of the functions whose context has

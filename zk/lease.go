@@ -27,11 +27,13 @@ const (
 
 // lease is the state of that; it belongs to the client.
 type lease struct {
-	until atomic.Int64 // of Lease, on store.Boottime; 0: none
+	until     atomic.Int64 // of Lease, on store.Boottime; 0: none
+	confirmed atomic.Int64 // of Confirmed; only grows
 
 	mu        sync.Mutex // guards what follows; never held while asking a server
 	session   int64      // the newest one
 	contact   time.Duration
+	sent      time.Duration       // the last answered sync of this session; 0: none
 	announced int64               // the session in which this process is announced
 	read      map[*mapWatch]int64 // the session in which each watch has delivered the map, after it was announced
 	changed   chan struct{}       // closed, and replaced, when any of them changes
@@ -48,7 +50,7 @@ func (l *lease) connected(session int64, granted time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.session != session || granted < l.granted {
-		l.session, l.contact = session, 0 // what was counted with a longer time-out is not true any more
+		l.session, l.contact, l.sent = session, 0, 0 // what was counted with a longer time-out is not true any more
 	}
 	l.granted = granted
 	l.update()
@@ -64,6 +66,7 @@ func (l *lease) answered(session int64, sent time.Duration) {
 	if session != l.session {
 		return
 	}
+	l.sent = max(l.sent, sent)
 	l.contact = max(l.contact, sent+time.Duration(float64(l.granted)*leaseShare))
 	l.update()
 }
@@ -102,7 +105,10 @@ func (l *lease) unwatched(w *mapWatch) {
 func (l *lease) update() {
 	until := time.Duration(0)
 	if l.whole() {
-		until = l.contact
+		l.confirmed.Store(max(l.confirmed.Load(), int64(l.sent)))
+		if !l.tooShort() {
+			until = l.contact
+		}
 	}
 	l.until.Store(int64(until))
 	close(l.changed)
@@ -111,10 +117,7 @@ func (l *lease) update() {
 
 // whole tells whether what this process knows is of the present session. mu is held.
 func (l *lease) whole() bool {
-	if l.session == 0 || l.announced != l.session || len(l.read) == 0 || l.tooShort() {
-		return false
-	}
-	return l.delivered()
+	return l.session != 0 && l.announced == l.session && len(l.read) > 0 && l.delivered()
 }
 
 func (l *lease) delivered() bool {
@@ -173,6 +176,9 @@ func (l *lease) awaitDelivered(ctx context.Context) (bool, error) {
 
 // Lease implements store.Store.
 func (s *Store) Lease() time.Duration { return time.Duration(s.client.lease.until.Load()) }
+
+// Confirmed implements store.Store.
+func (s *Store) Confirmed() time.Duration { return time.Duration(s.client.lease.confirmed.Load()) }
 
 // sync makes the server catch up with the leader; what a follower answers may be old otherwise.
 func (s *Store) sync(ctx context.Context) error {

@@ -129,17 +129,35 @@ func testLeaseAfterExpiry(t *testing.T, server *zktest.Server) {
 	v := storetest.Watch(t, far)
 	v.AwaitSynced(t)
 	register(t, far, "p", "1")
-	session := far.client.sessionID()
+	session, mark := far.client.sessionID(), ""
 	for epoch := uint64(1); epoch <= 3; epoch++ {
 		relay.Cut()
+		var seen time.Duration
+		var gone store.Proxy
 		await(t, "the session to end", func() bool {
 			proxies, err := near.Proxies(within(t, 10*time.Second))
-			return err == nil && len(proxies) == 1 && !proxies[0].Live
+			if err != nil || len(proxies) != 1 || proxies[0].Live {
+				return false
+			}
+			seen, gone = store.Boottime(), proxies[0]
+			return true
 		})
+		// P8: who has seen it gone may count from then on, as long as it has the same mark.
+		if far.Confirmed() >= seen || gone.Mark == "" || gone.Mark == mark {
+			t.Errorf("gone since %s with mark %q, after %q; the last contact was at %s", seen, gone.Mark, mark, far.Confirmed())
+		}
+		mark = gone.Mark
+		if again, err := near.Proxies(within(t, 10*time.Second)); err != nil || len(again) != 1 || again[0].Mark != mark {
+			t.Errorf("another mark without an announcement: %+v, %v", again, err)
+		}
+		contact := far.Confirmed()
 		e := storetest.Entry(int(epoch), "a", epoch)
 		apply(t, near, storetest.Set(e.Topic, nil, e))
 		relay.Restore()
 		await(t, "the lease", func() bool { return leased(far) })
+		if far.Confirmed() <= contact {
+			t.Errorf("there is a lease, and no contact since %s", contact)
+		}
 		v.Await(t, "the map", func(v *storetest.View) bool {
 			if v.Entries() != int(epoch) {
 				t.Fatalf("there is a lease with %d entries of %d", v.Entries(), epoch)
@@ -174,8 +192,15 @@ func TestALeaseIsOfOneSession(t *testing.T) {
 			t.Errorf("%s: the lease ends at %s, want %s", what, got, want)
 		}
 	}
+	known := func(what string, want time.Duration) {
+		t.Helper()
+		if got := time.Duration(l.confirmed.Load()); got != want {
+			t.Errorf("%s: the last contact was at %s, want %s", what, got, want)
+		}
+	}
 	l.answered(7, time.Second)
 	expect("neither announced nor read", 0)
+	known("neither announced nor read", 0)
 	l.watched(w, 7)
 	expect("read, not announced", 0)
 	l.announce(7)
@@ -185,6 +210,7 @@ func TestALeaseIsOfOneSession(t *testing.T) {
 	l.answered(7, 3*time.Second)
 	l.answered(7, 2*time.Second) // it was sent before the other one
 	expect("renewed", 11*time.Second)
+	known("renewed", 3*time.Second)
 	l.answered(6, 20*time.Second)
 	expect("an answer of the session before", 11*time.Second)
 	other := &mapWatch{signal: make(chan struct{}, 1)}
@@ -197,9 +223,11 @@ func TestALeaseIsOfOneSession(t *testing.T) {
 	l.answered(8, 30*time.Second)
 	l.watched(w, 8)
 	expect("read, and announced in the session before", 0)
+	known("what a session answers before the map of it was read", 3*time.Second)
 	l.announce(8)
 	l.watched(w, 8)
 	expect("announced and read again", 38*time.Second)
+	known("announced and read again", 30*time.Second)
 	l.connected(8, 9*time.Second)
 	expect("a server that grants less than asked for, and less than is safe", 0)
 	l.connected(8, granted)
@@ -208,6 +236,7 @@ func TestALeaseIsOfOneSession(t *testing.T) {
 	expect("and afterwards", 39*time.Second)
 	l.ended()
 	expect("the end of the session", 0)
+	known("what was known outlives it", 31*time.Second)
 
 	l = begin(4 * time.Second) // as a test asks
 	l.connected(7, 4*time.Second)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -324,8 +325,9 @@ func (s *Store) announce(ctx context.Context, look bool) error {
 			return err
 		}
 		session := s.client.sessionID()
-		// A member that was forgotten meanwhile would be announced without being on the roster.
-		create := []any{&zk.CheckVersionRequest{Path: s.root + "/members/" + id, Version: -1},
+		// A member that was forgotten meanwhile would be announced without being on the roster. It is written with the other node, so that
+		// it tells of every time at which somebody was connected (store.Proxy.Mark).
+		create := []any{&zk.SetDataRequest{Path: s.root + "/members/" + id, Data: member, Version: -1},
 			&zk.CreateRequest{Path: path, Data: data, Acl: s.acl, Flags: zk.FlagEphemeral}}
 		var ops []any
 		switch {
@@ -421,7 +423,7 @@ func (s *Store) member(ctx context.Context, id string) (*store.Proxy, error) {
 		if err := json.Unmarshal(n.data, p); err != nil {
 			return nil, fmt.Errorf("%s is damaged: remove it: %w", path, err)
 		}
-		p.ID, p.Live = id, n.stat.EphemeralOwner != 0
+		p.ID, p.Live, p.Mark = id, n.stat.EphemeralOwner != 0, strconv.FormatInt(n.stat.Mzxid, 16)
 		found[i] = p
 	}
 	member, connected := found[0], found[1]

@@ -5,10 +5,13 @@ import (
 	"io"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
 	"pointsman/internal/admin"
+	"pointsman/internal/config"
+	"pointsman/store"
 )
 
 func (c *cli) explainCommand() *cobra.Command {
@@ -98,12 +101,20 @@ func (c *cli) clustersCommand() *cobra.Command {
 	})
 }
 
+// maxMapAge is what a proxy promises.
+func maxMapAge(p store.Proxy) string {
+	if p.MaxMapAgeMillis == 0 {
+		return "-"
+	}
+	return config.Duration(time.Duration(p.MaxMapAgeMillis) * time.Millisecond).String()
+}
+
 func (c *cli) proxiesCommand() *cobra.Command {
 	return group(&cobra.Command{Use: "proxies", Short: "Show all proxies of the map"}, &cobra.Command{
 		Use:   "ls",
 		Short: "List the proxies, the digest of the map that each serves, and whether they agree",
 		Long: `List all member proxies. LIVE is "no" for one that is not connected to the map store: it may still serve clients from the last map it
-knows. Exit code 1 when live proxies serve different maps.`,
+knows, and switches wait for it; with a MAX MAP AGE (store.max_map_age) no longer than that and a margin. Exit code 1 when live proxies serve different maps.`,
 		Example: `  pointsman proxies ls`,
 		Args:    exactly(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -116,9 +127,9 @@ knows. Exit code 1 when live proxies serve different maps.`,
 				return err
 			}
 			err = c.print(list, func(w io.Writer) {
-				rows := [][]string{{"PROXY", "LIVE", "MAP", "ENTRIES", "CLUSTERS", "VERSION", "STARTED", "OPS"}}
+				rows := [][]string{{"PROXY", "LIVE", "MAP", "ENTRIES", "CLUSTERS", "VERSION", "STARTED", "MAX MAP AGE", "OPS"}}
 				for _, p := range list.Proxies {
-					rows = append(rows, []string{p.ID, yesNo(p.Live), p.Digest, strconv.Itoa(p.Entries), strings.Join(p.Clusters, ","), p.Version, stamp(p.Started), p.Ops})
+					rows = append(rows, []string{p.ID, yesNo(p.Live), p.Digest, strconv.Itoa(p.Entries), strings.Join(p.Clusters, ","), p.Version, stamp(p.Started), maxMapAge(p), p.Ops})
 				}
 				writeRows(w, rows)
 				if list.Agree {

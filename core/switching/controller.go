@@ -541,5 +541,8 @@ func describe(m MemberFact) string {
 	if m.Live {
 		return m.ID
 	}
+	if m.AgedIn > 0 {
+		return fmt.Sprintf("%s (not running or cut off from the store; start it, or wait: in %s at the latest it takes no publishes any more, by its max_map_age)", m.ID, m.AgedIn.Round(time.Second))
+	}
 	return m.ID + " (not running or cut off from the store; start it, or forget it once its disk copy is destroyed)"
 }

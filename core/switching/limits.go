@@ -22,3 +22,8 @@ const (
 	// that was silent for two of its keep-alive intervals.
 	SettleTime = 2 * BrokerKeepAlive
 )
+
+// AgeMargin is how much longer than its promised max_map_age a member must be unseen until nobody waits for it (P8). What it had sent before it
+// held its publishes arrives within SettleTime, or never; its loops are told within a second; and clocks that are being
+// adjusted differ by much less than two in a hundred.
+func AgeMargin(maxMapAge time.Duration) time.Duration { return SettleTime + time.Second + maxMapAge/50 }

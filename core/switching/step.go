@@ -180,4 +180,6 @@ type MemberFact struct {
 	Live bool
 	// Aged: it was not seen for longer than max_map_age and a margin, so that it holds all publishes by itself (P8).
 	Aged bool
+	// AgedIn is how long that will take yet, at the earliest; 0: it will not, or is so.
+	AgedIn time.Duration
 }

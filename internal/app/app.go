@@ -47,6 +47,7 @@ type App struct {
 	clusters *clusterKeeper
 	maps     *mapKeeper
 	old      *oldIDs
+	age      *mapAge
 	engine   *netio.Engine
 	shards   []*session.Shard
 	admin    *admin.Server
@@ -101,8 +102,10 @@ func newOn(ctx context.Context, st store.Store, cfg *config.Config, log *slog.Lo
 	a.clusters = newClusterKeeper(set, sources, log)
 
 	var disk *diskCopy
+	stateDir := ""
 	if cfg.StateDir != "" && cfg.Store.Type != "file" {
-		if disk, err = newDiskCopy(cfg.StateDir); err != nil {
+		stateDir = cfg.StateDir
+		if disk, err = newDiskCopy(stateDir); err != nil {
 			return nil, err
 		}
 	}
@@ -117,10 +120,13 @@ func newOn(ctx context.Context, st store.Store, cfg *config.Config, log *slog.Lo
 	if err := a.maps.loadCopy(); err != nil {
 		log.Error("no map from the disk", "err", err)
 	}
+	if a.age, err = newMapAge(a.store, log, cfg.Store.MaxMapAge.Std(), stateDir); err != nil {
+		return nil, err
+	}
 	if err := a.openEngine(); err != nil {
 		return nil, err
 	}
-	a.clusters.loops, a.maps.loops, a.old.loops = a, a, a
+	a.clusters.loops, a.maps.loops, a.old.loops, a.age.loops = a, a, a, a
 	a.maps.self = a.Info
 
 	if a.opsLn, err = net.Listen("tcp", cfg.Listeners.Ops); err != nil {
@@ -130,6 +136,7 @@ func newOn(ctx context.Context, st store.Store, cfg *config.Config, log *slog.Lo
 		ID: cfg.ID(a.mainAddr()), Incarnation: incarnation(), Version: Version,
 		Advertised: cfg.PulsarURL(a.mainAddr(), a.PulsarAddr() == ""), Ops: cfg.OpsURL(a.opsLn.Addr().String()),
 		Clusters: slices.Sorted(slices.Values(set.Names())), Started: time.Now().UTC(), Live: true,
+		MaxMapAgeMillis: cfg.Store.MaxMapAge.Std().Milliseconds(),
 	}
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(newCollector(a))
@@ -260,6 +267,9 @@ func (a *App) openEngine() error {
 		ReceiptWait: e.ReceiptWait.Std(), EvictRate: e.Rate, EvictBurst: e.Burst, EvictJitter: e.Jitter.Std(),
 		Table: a.maps.table.Load, Clusters: a.clusters.set.Load,
 		Lease: func() bool { return a.store.Lease() > store.Boottime() },
+	}
+	if a.age.promised.Load() > 0 {
+		sc.TooOld = a.age.tooOld
 	}
 	var seed [8]byte
 	if _, err := rand.Read(seed[:]); err != nil {
@@ -415,6 +425,7 @@ func (a *App) Run(ctx context.Context) error {
 	}
 	if err == nil && ctx.Err() == nil {
 		part("clusters", func() error { a.clusters.run(life); return nil })
+		part("age of the map", func() error { a.age.run(life); return nil })
 		part("switch controller", func() error { return a.control.Run(life) })
 		registration.Go(func() { a.keepRegistered(registered) })
 		a.log.Info("pointsman is serving", "version", Version, "pulsar", a.PulsarAddr(), "pulsar_tls", a.PulsarTLSAddr(), "ops", a.OpsURL(), "id", a.info.ID, "clusters", strings.Join(a.info.Clusters, ","))
@@ -477,7 +488,16 @@ func (a *App) announceFirst(ctx context.Context) error {
 func (a *App) announce(ctx context.Context, patience time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	return a.store.Register(ctx, a.Info())
+	return a.register(ctx)
+}
+
+// register puts this proxy on the roster, and what it promises.
+func (a *App) register(ctx context.Context) error {
+	err := a.store.Register(ctx, a.Info())
+	if err == nil {
+		a.age.registered()
+	}
+	return err
 }
 
 // joinRoster makes sure that this proxy is on the roster, and has the map of after that, before it serves for the first time: who moves a topic
@@ -523,7 +543,7 @@ func (a *App) keepRegistered(ctx context.Context) {
 		pace   = 2 * time.Second // between two announcements
 	)
 	for {
-		err := a.store.Register(ctx, a.Info())
+		err := a.register(ctx)
 		announced := time.Now()
 		wait := a.maps.changed
 		if err != nil && ctx.Err() == nil {

@@ -136,7 +136,7 @@ func (c *collector) add() {
 	})
 	c.gauge("pointsman_parked_requests", "Requests of clients that wait for a topic that is being moved; their limit is limits.parked_requests.", func(s *session.Counters) int64 { return s.Parked.Load() })
 	c.counter("pointsman_parked_requests_total", "Requests of clients that had to wait for a topic that was being moved.", func(s *session.Counters) uint64 { return s.ParkedTotal.Load() })
-	c.counter("pointsman_fence_dropped_sends_total", "SENDs dropped because their topic was fenced, or prepared while this proxy had no contact with the store: clients send them again.", func(s *session.Counters) uint64 { return s.DroppedSends.Load() })
+	c.counter("pointsman_fence_dropped_sends_total", "SENDs dropped because their topic was fenced, or prepared while this proxy had no contact with the store, or because that lasted longer than store.max_map_age: clients send them again.", func(s *session.Counters) uint64 { return s.DroppedSends.Load() })
 	c.counter("pointsman_fence_dropped_messages_total", "MESSAGEs dropped because their topic was fenced: they are delivered again.", func(s *session.Counters) uint64 { return s.DroppedMessages.Load() })
 	c.gauge("pointsman_held_ack_bytes", "Memory of acknowledgements and permits that wait for the end of a fence.", func(s *session.Counters) int64 { return s.HeldBytes.Load() })
 	c.counter("pointsman_held_acks_total", "Acknowledgements and permits that had to wait for the end of a fence.", func(s *session.Counters) uint64 { return s.HeldTotal.Load() })
@@ -186,6 +186,12 @@ func (c *collector) add() {
 	c.value("pointsman_map_entries", "Exact entries of the map that is served.", func() float64 { return float64(c.app.Table().Len()) })
 	c.value("pointsman_map_rules", "Rules of the map that is served.", func() float64 { return float64(len(c.app.Table().Rules())) })
 	c.value("pointsman_map_age_seconds", "Time since the map store last answered.", func() float64 { return c.app.MapAge().Seconds() })
+	c.value("pointsman_map_too_old", "1 while no publishes are taken because the map is older than store.max_map_age.", func() float64 {
+		if c.app.age.told.Load() {
+			return 1
+		}
+		return 0
+	})
 	c.value("pointsman_map_bad_parts", "Parts of the stored map that cannot be used; their last good value is served.", func() float64 { return float64(c.app.maps.bad.Load()) })
 	c.value("pointsman_map_store_connected", "1 while the map store can be reached.", func() float64 {
 		if c.app.store.Status().Connected {

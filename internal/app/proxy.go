@@ -58,6 +58,9 @@ func (a *App) Ready() (ok bool, reasons []string) {
 	if topics := a.maps.mover.held(); len(topics) > 0 {
 		reasons = append(reasons, "without the map store, topics in a switch wait here: "+heldText(topics))
 	}
+	if why := a.age.ready(); why != "" {
+		reasons = append(reasons, why)
+	}
 	return len(reasons) == 0, reasons
 }
 

@@ -55,6 +55,7 @@ type Store struct {
 	Path            string   `key:"path" doc:"file: directory of the map, created when missing; one process at a time."`
 	Servers         string   `key:"servers" doc:"zookeeper: servers and chroot, as in zk1:2181,zk2:2181,zk3:2181/chroot."`
 	SessionTimeout  Duration `key:"session_timeout" doc:"zookeeper: session time-out to ask for, from 10s to 5m. Two thirds of it is how long a proxy without contact still publishes to a topic whose switch has begun. Keep it within what the servers grant and at five of their ticks or more."`
+	MaxMapAge       Duration `key:"max_map_age" doc:"zookeeper: a proxy without contact to the map store for longer takes no publishes of any topic, from 30s and three session_timeout upwards, until there is contact; and a switch waits for a proxy that cannot be reached no longer than this and a margin (61s and 2%). 0s: publishes go on without limit, and a proxy that cannot be reached blocks switches. Each proxy announces its own."`
 	CredentialsFile string   `key:"credentials_file" doc:"zookeeper: file with one line scheme:credentials, as in digest:user:password."`
 	ACL             string   `key:"acl" doc:"zookeeper: who may use the nodes that are created: world (everybody) or creator (only these credentials). Empty: creator with credentials_file, world without."`
 }

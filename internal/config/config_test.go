@@ -348,3 +348,20 @@ func TestASessionTooShortForALeaseIsRefused(t *testing.T) {
 		t.Errorf("10 s: %s", got)
 	}
 }
+
+func TestAMapAgeThatOneLostServerReachesIsRefused(t *testing.T) {
+	text := minimal + "state_dir: /x\nstore: { type: zookeeper, servers: \"zk:2181\", session_timeout: 20s, max_map_age: "
+	for age, want := range map[string]string{
+		"0s": "", "60s": "", "7h": "",
+		"29s":  "store.max_map_age: \"29s\": is not between 30s and 168h",
+		"59s":  "store.max_map_age: \"59s\": is less than 3 times store.session_timeout (20s)",
+		"169h": "store.max_map_age: \"169h\": is not between 30s and 168h",
+	} {
+		if got := faultsOf(t, text+age+" }", nil, nil); want == "" && got != "" || !strings.Contains(got, want) || strings.Count(got, "\n") > 0 {
+			t.Errorf("%s: %q, want %q", age, got, want)
+		}
+	}
+	if got := faultsOf(t, minimal+"store: { type: file, path: /x, max_map_age: 60s }", nil, nil); !strings.Contains(got, "store.max_map_age: \"1m\": is not for store.type file") {
+		t.Errorf("a store of one node: %q", got)
+	}
+}

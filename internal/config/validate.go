@@ -140,10 +140,12 @@ func (v *validator) store() {
 		foreign("store.credentials_file", s.CredentialsFile, "")
 		foreign("store.acl", s.ACL, "")
 		foreign("store.session_timeout", s.SessionTimeout.String(), defaults.SessionTimeout.String())
+		foreign("store.max_map_age", s.MaxMapAge.String(), defaults.MaxMapAge.String())
 	case "zookeeper":
 		foreign("store.path", s.Path, defaults.Path)
 		v.zookeeper("store.servers", s.Servers, "zk1:2181,zk2:2181,zk3:2181/chroot")
 		v.duration("store.session_timeout", s.SessionTimeout, store.MinSessionTimeout, 5*time.Minute)
+		v.maxMapAge()
 		if s.CredentialsFile != "" {
 			if line, ok := v.secretFile("store.credentials_file", s.CredentialsFile, "one line scheme:credentials, as in digest:user:password"); ok && !strings.Contains(line, ":") {
 				v.fault("store.credentials_file", s.CredentialsFile, "does not hold scheme:credentials", "write one line such as digest:user:password into it")
@@ -158,6 +160,25 @@ func (v *validator) store() {
 		}
 	default:
 		v.fault("store.type", s.Type, "is not a store", "write file or zookeeper")
+	}
+}
+
+const (
+	minMapAge = 30 * time.Second
+	maxMapAge = 7 * 24 * time.Hour
+	// ageSessions: the loss of one server or one leader election must not stop publishes.
+	ageSessions = 3
+)
+
+func (v *validator) maxMapAge() {
+	age, session := v.cfg.Store.MaxMapAge, v.cfg.Store.SessionTimeout
+	switch {
+	case age == 0:
+	case age.Std() < ageSessions*session.Std() && age.Std() >= minMapAge:
+		v.fault("store.max_map_age", age.String(), fmt.Sprintf("is less than %d times store.session_timeout (%s): the loss of one ZooKeeper server would stop publishes", ageSessions, session),
+			fmt.Sprintf("write %s or more, or 0s for no limit", session*ageSessions))
+	default:
+		v.duration("store.max_map_age", age, minMapAge, maxMapAge)
 	}
 }
 

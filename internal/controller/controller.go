@@ -58,6 +58,8 @@ type Controller struct {
 const (
 	// lookEvery is how often the leader looks for new switches, unless it is told.
 	lookEvery = 500 * time.Millisecond
+	// rosterEvery is how often the leader looks who is not live, while it drives nothing.
+	rosterEvery = 10 * time.Second
 	// maxDriven is how many switches are under way at once: each holds a topic. Batches say how many of theirs may be.
 	maxDriven = switching.MaxBatchParallel
 	// stepTimeout bounds one step on the store or the clusters. The deadlines of the protocol are shorter; this only
@@ -89,9 +91,10 @@ func (c *Controller) lead(ctx context.Context) {
 	c.stats.drains.reset()
 	c.stats.leading.Store(true)
 	defer c.stats.leading.Store(false)
-	l := &leadership{c: c, running: map[string]*driver{}, batches: map[string]*batchDriver{}}
+	l := &leadership{c: c, missing: newUnseen(), running: map[string]*driver{}, batches: map[string]*batchDriver{}}
 	defer l.drivers.Wait()
 	failed := "" // what was said last of the reading
+	l.drivers.Go(func() { c.watchRoster(ctx, l.missing) })
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for ctx.Err() == nil {
@@ -134,6 +137,7 @@ func driven(rec switching.Record) bool {
 type leadership struct {
 	c       *Controller
 	drivers sync.WaitGroup
+	missing *unseen
 
 	mu      sync.Mutex
 	running map[string]*driver      // by switch; guarded by mu
@@ -153,7 +157,7 @@ func (l *leadership) begin(ctx context.Context, rec switching.Record) {
 	if l.held() >= maxDriven && rec.State != switching.StateDraining {
 		return // a later look finds it
 	}
-	d := newDriver(l.c, rec)
+	d := newDriver(l.c, l.missing, rec)
 	l.running[rec.ID] = d
 	l.drivers.Go(func() {
 		d.drive(ctx)
@@ -212,6 +216,22 @@ func (l *leadership) beginBatch(ctx context.Context, b switching.Batch) {
 	})
 }
 
+// watchRoster notes who is not live: a switch that begins later need not wait for a member that has promised to hold its publishes.
+func (c *Controller) watchRoster(ctx context.Context, missing *unseen) {
+	ticker := time.NewTicker(rosterEvery)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+			return
+		}
+		if proxies, err := c.cfg.Store.Proxies(ctx); err == nil { // otherwise the time begins later
+			missing.note(time.Now(), proxies)
+		}
+	}
+}
+
 // paused tells whether a switch has not begun and is not to begin. It has no driver: it may stay so for days.
 func paused(rec switching.Record) bool {
 	return rec.State == switching.StateRequested && rec.Wish == switching.WishPause
@@ -219,11 +239,12 @@ func paused(rec switching.Record) bool {
 
 // driver drives one attempt of one switch. Owned by its goroutine, but for the channel and the atomics.
 type driver struct {
-	c     *Controller
-	log   *slog.Logger
-	key   switching.Key
-	base  string
-	looks chan struct{} // capacity 1: the record may have changed
+	c      *Controller
+	unseen *unseen
+	log    *slog.Logger
+	key    switching.Key
+	base   string
+	looks  chan struct{} // capacity 1: the record may have changed
 	// drains: the topic is not held any more, and subscriptions follow one by one.
 	drains atomic.Bool
 	seen   atomic.Uint64 // revision of rec
@@ -243,10 +264,10 @@ type assignment struct {
 	missing int
 }
 
-func newDriver(c *Controller, rec switching.Record) *driver {
+func newDriver(c *Controller, missing *unseen, rec switching.Record) *driver {
 	rec.Receipt = cloneReceipt(rec.Receipt)
 	d := &driver{
-		c: c, key: switching.Key{Switch: rec.ID, Attempt: rec.Attempt}, base: rec.Topic, rec: rec, looks: make(chan struct{}, 1),
+		c: c, unseen: missing, key: switching.Key{Switch: rec.ID, Attempt: rec.Attempt}, base: rec.Topic, rec: rec, looks: make(chan struct{}, 1),
 		log: c.cfg.Log.With("switch", rec.ID, "attempt", rec.Attempt, "topic", rec.Topic),
 	}
 	d.seen.Store(rec.Rev)

@@ -229,6 +229,61 @@ func TestAnUncleanAckHasTheOldClusterUnloadTheTopic(t *testing.T) {
 	})
 }
 
+// P8: a member that has promised to hold its publishes is waited for until it does, and not blocked on for ever; one that was back in between counts anew.
+func TestAMemberThatHasPromisedMaxMapAgeIsNotWaitedForAfterwards(t *testing.T) {
+	const age = time.Minute
+	wait := age + switching.AgeMargin(age)
+	for name, c := range map[string]struct {
+		promised time.Duration
+		pass     time.Duration // until the switch is asked for
+		back     bool          // for a moment, in between
+		want     switching.State
+		note     string
+	}{
+		"in time":      {promised: age, pass: wait + 2*rosterEvery, want: switching.StateDone, note: "p2: not seen for longer than max_map_age"},
+		"while it has": {promised: age, pass: wait - 10*time.Second, want: switching.StateDone, note: "p2: not seen for longer than max_map_age"},
+		"too early":    {promised: age, pass: age, want: switching.StateAborted, note: "by its max_map_age"},
+		"it was back":  {promised: age, pass: wait, back: true, want: switching.StateAborted, note: "by its max_map_age"},
+		"no promise":   {pass: 10 * wait, want: switching.StateAborted, note: "not acknowledged by p2 (not running or cut off from the store; start it, or forget it"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			in(t, func(t *testing.T) {
+				w := newWorld(t, "p1")
+				away := w.st.Join()
+				p2 := store.Proxy{ID: "p2", Incarnation: "i-p2", MaxMapAgeMillis: c.promised.Milliseconds()}
+				register := func() {
+					if err := away.Register(t.Context(), p2); err != nil {
+						t.Fatal(err)
+					}
+				}
+				register()
+				away.Expire()
+				ctrl := w.controller("p1", w.st)
+				ended := make(chan struct{})
+				ctx, stop := context.WithCancel(t.Context())
+				go func() { defer close(ended); _ = ctrl.Run(ctx) }()
+				time.Sleep(c.pass / 2) // of the bubble
+				if c.back {
+					register()
+					away.Expire()
+				}
+				time.Sleep(c.pass / 2)
+				w.request("sw-1")
+				time.Sleep(switching.PrepareLimit + switching.FenceLimit)
+				rec, err := w.st.Switch(t.Context(), "sw-1")
+				if err != nil || rec.State != c.want || !contains(rec.Note, c.note) {
+					t.Errorf("%s (%s), %v; want %s with %q", rec.State, rec.Note, err, c.want, c.note)
+				}
+				if evicted := w.topic.calls["evict"] > 0; evicted != (c.want == switching.StateDone) {
+					t.Errorf("evicted on the old cluster: %v", evicted)
+				}
+				stop()
+				<-ended
+			})
+		})
+	}
+}
+
 // SW-08, C4, C5: whatever is not as it must be gives the topic back, and the record says why.
 func TestASwitchThatCannotBeSafeGivesTheTopicBack(t *testing.T) {
 	for name, change := range map[string]func(*world){
@@ -524,7 +579,7 @@ func TestASwitchThatIsOverByNowTouchesNoCluster(t *testing.T) {
 			t.Fatalf("%s: %s", rec.State, rec.Note)
 		}
 		clear(w.topic.calls)
-		newDriver(c, listed).drive(t.Context())
+		newDriver(c, newUnseen(), listed).drive(t.Context())
 		if len(w.topic.calls) != 0 {
 			t.Errorf("calls of the clusters after the end: %v", w.topic.calls)
 		}
@@ -536,7 +591,7 @@ func TestADriverWritesIntoItsOwnReceipt(t *testing.T) {
 	in(t, func(t *testing.T) {
 		w := newWorld(t, "p1")
 		rec := switching.Record{ID: "sw-1", Rev: 1, Receipt: &switching.Receipt{Steps: make([]switching.StepTime, 1, 8)}}
-		newDriver(w.controller("p1", w.st), rec).addStep("read", time.Now(), 0, "")
+		newDriver(w.controller("p1", w.st), newUnseen(), rec).addStep("read", time.Now(), 0, "")
 		if len(rec.Receipt.Steps) != 1 {
 			t.Error("the step is in the record of the list")
 		}

@@ -271,7 +271,7 @@ func TestAReturnIsGivenUpWhenSomebodyHadAMessage(t *testing.T) {
 
 // The speed is measured from where a backlog began to fall, over a minute at most.
 func TestTheTimeLeftFollowsFromTheSpeed(t *testing.T) {
-	d := newDriver(&Controller{cfg: Config{Log: slog.New(slog.DiscardHandler)}}, switching.Record{})
+	d := newDriver(&Controller{cfg: Config{Log: slog.New(slog.DiscardHandler)}}, newUnseen(), switching.Record{})
 	drain := route.Drain{From: "a", Subs: []route.DrainSub{{Name: "s"}, {Name: "t", Leaving: true}}}
 	at := func(second int, s int64) switching.Draining {
 		return d.draining(time.Unix(int64(second), 0), drain, []switching.Left{{Subscription: "s", Backlog: s}, {Subscription: "t"}, {Subscription: "gone"}, {Subscription: "r", Reader: true, Consumers: 2}})
@@ -298,7 +298,7 @@ func TestADrainThatAnotherModeCannotDoIsRefused(t *testing.T) {
 	in(t, func(t *testing.T) {
 		w := newWorld(t, "p1")
 		rec := w.request("sw-1")
-		d := newDriver(w.controller("p1", w.st), rec)
+		d := newDriver(w.controller("p1", w.st), newUnseen(), rec)
 		d.topic = w.topic
 		if r := d.onClusters(t.Context(), switching.Step{Work: switching.WorkDrained}); r.Answer != switching.Never || !strings.Contains(r.Why, "this proxy cannot do that") {
 			t.Errorf("%+v", r)

@@ -123,7 +123,13 @@ func (s *survey) judgeProxies() (found []switching.Finding) {
 		return []switching.Finding{blocker(itemProxies, "start a proxy on this map", "no proxy is on the roster: nobody could hold the topic back")}
 	}
 	for _, m := range s.members {
-		if !m.Live {
+		switch promised := promisedAge(m); {
+		case m.Live:
+		case promised > 0:
+			found = append(found, warning(itemProxies, "bring it back, or ask for the switch when that time has passed: before, it is aborted",
+				"proxy %s is on the roster and not connected to the map store: the switch does not wait for it once the leader has not seen it for %s (its max_map_age of %s and a margin). Its consumers stay on cluster %s until it has contact",
+				m.ID, (promised+switching.AgeMargin(promised)).Round(time.Second), promised, s.req.From))
+		default:
 			found = append(found, blocker(itemProxies, fmt.Sprintf("bring it back; or, when its process has ended for good, `pointsman proxies forget %s`", m.ID),
 				"proxy %s is on the roster and not connected to the map store: if it still runs, it serves the topic on cluster %s and cannot acknowledge the fence", m.ID, s.req.From))
 		}

@@ -121,6 +121,8 @@ func TestWhatIsNotAsItShouldBeIsFound(t *testing.T) {
 	}
 	const b, w = switching.Blocker, switching.Warning
 	check("a proxy that is away", func(s *survey) { s.members[1].Live = false }, itemProxies, b, "proxy p2 is on the roster and not connected")
+	check("a proxy that is away, and holds its publishes then", func(s *survey) { s.members[1].Live, s.members[1].MaxMapAgeMillis = false, 50_000 }, itemProxies, w,
+		"proxy p2 is on the roster and not connected to the map store: the switch does not wait for it once the leader has not seen it for 1m52s (its max_map_age of 50s and a margin)")
 	check("a proxy that does not know the cluster", func(s *survey) { s.members[1].Clusters = []string{"a"} }, itemProxies, b, "proxy p2 does not know cluster b (it has a)")
 	check("no proxy", func(s *survey) { s.members = nil }, itemProxies, b, "no proxy is on the roster")
 	check("no leader", func(s *survey) { s.leader = "" }, itemLeader, w, "no proxy drives the switches")

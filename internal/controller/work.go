@@ -228,9 +228,9 @@ func (d *driver) survey(ctx context.Context) switching.Report {
 	if err != nil {
 		return notYet(err)
 	}
-	for _, p := range seen.proxies {
-		r.Survey.Members = append(r.Survey.Members, switching.MemberFact{Member: switching.Member{ID: p.ID, Incarnation: p.Incarnation}, Live: p.Live})
-	}
+	now := time.Now()
+	d.unseen.note(now, seen.proxies)
+	r.Survey.Members = d.unseen.facts(now, seen.proxies)
 	for _, s := range seen.stones {
 		if time.Since(s.At) < switching.SettleTime {
 			r.Survey.Tombstones = append(r.Survey.Tombstones, s.ID)

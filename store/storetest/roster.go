@@ -16,10 +16,17 @@ import (
 func testRegister(t *testing.T, f *fixture) {
 	s := f.open()
 	p := store.Proxy{ID: "p-1:7780", Incarnation: "i-1", Version: "v", Advertised: "pulsar://x:6650", Ops: "http://x:7780", Clusters: []string{"a", "b"},
-		Digest: "d-1", Entries: 5, Started: time.Date(2024, 5, 6, 7, 8, 9, 0, time.UTC)}
+		Digest: "d-1", Entries: 5, Started: time.Date(2024, 5, 6, 7, 8, 9, 0, time.UTC), MaxMapAgeMillis: 90_000}
+	mark := "" // of the first in the last reading
 	expect := func(what string, want ...store.Proxy) {
 		t.Helper()
 		got, err := f.open().Proxies(context.Background())
+		for i := range got {
+			if i == 0 {
+				mark = got[0].Mark
+			}
+			got[i].Mark = ""
+		}
 		if err != nil || len(got) != len(want) || len(want) > 0 && !reflect.DeepEqual(got, want) {
 			t.Errorf("%s: %+v, %v; want %+v", what, got, err, want)
 		}
@@ -54,6 +61,20 @@ func testRegister(t *testing.T, f *fixture) {
 		}
 		q.Live = false
 		expect("one is gone without a word", q, p)
+		// P8: as long as nobody was announced, the mark stays.
+		gone := mark
+		expect("and still is", q, p)
+		if gone == "" || mark != gone {
+			t.Errorf("mark %q, before %q, of a member that was away", mark, gone)
+		}
+		again := f.open()
+		if err := errors.Join(again.Register(context.Background(), q), again.Close()); err != nil {
+			t.Fatal(err)
+		}
+		expect("and is again", q, p)
+		if mark == gone {
+			t.Error("a member that was back for a moment has the same mark")
+		}
 		if err := s.Forget(context.Background(), p.ID); !errors.Is(err, store.ErrLive) {
 			t.Errorf("a live proxy is forgotten: %v", err)
 		}
@@ -189,5 +210,8 @@ func testLease(t *testing.T, f *fixture) {
 	}
 	if lease, now := s.Lease(), store.Boottime(); lease <= now {
 		t.Errorf("the lease is over since %s", now-lease)
+	}
+	if contact, now := s.Confirmed(), store.Boottime(); contact <= 0 || contact > now {
+		t.Errorf("the last contact was at %s, and it is %s", contact, now)
 	}
 }
