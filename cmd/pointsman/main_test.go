@@ -35,21 +35,23 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // shell runs command lines against two proxies.
 type shell struct {
-	t      *testing.T
-	env    []string
-	stdin  string
-	net    *admintest.Net
-	st     *store.Memory
-	p1, p2 *admintest.Proxy
-	leader *controller.Controller // nil: nobody drives planned switches
-	served []string               // configurations that serve was called with
+	t       *testing.T
+	env     []string
+	stdin   string
+	net     *admintest.Net
+	st      *store.Memory
+	p1, p2  *admintest.Proxy
+	leader  *controller.Controller // nil: nobody drives planned switches
+	listed  map[string][]string    // topics that each cluster has
+	servers map[string]*admin.Server
+	served  []string // configurations that serve was called with
 }
 
 func newShell(t *testing.T) *shell {
 	t.Helper()
 	st := store.NewMemory()
 	t.Cleanup(func() { st.Close() })
-	s := &shell{t: t, net: &admintest.Net{}, st: st, env: []string{"POINTSMAN_ADMIN=http://p1:7780", "USER=ann"}}
+	s := &shell{t: t, listed: map[string][]string{}, servers: map[string]*admin.Server{}, net: &admintest.Net{}, st: st, env: []string{"POINTSMAN_ADMIN=http://p1:7780", "USER=ann"}}
 	s.p1, s.p2 = s.proxy("p1"), s.proxy("p2")
 	return s
 }
@@ -58,7 +60,7 @@ func (s *shell) proxy(id string) *admintest.Proxy {
 	st := s.st.Join()
 	s.t.Cleanup(func() { st.Close() })
 	p := admintest.Start(s.t, st, id, "a", "b")
-	srv := admin.New(admin.Config{Store: st, Proxy: p, PeerTransport: s.net, Check: p.Check, Nudge: func() {
+	srv := admin.New(admin.Config{Store: st, Proxy: p, PeerTransport: s.net, Check: p.Check, Plan: admintest.Plan(st, s.listed), Nudge: func() {
 		if s.leader != nil {
 			s.leader.Nudge()
 		}
@@ -69,6 +71,7 @@ func (s *shell) proxy(id string) *admintest.Proxy {
 		}
 	})
 	s.net.Add(id+":7780", srv.Handler())
+	s.servers[id] = srv
 	return p
 }
 
@@ -129,6 +132,7 @@ var volatile = []struct {
 	{regexp.MustCompile(`"(hold_ms|ms)": [0-9.e-]+`), `"$1": N`},
 	{regexp.MustCompile(`(?m),\n *"times": [0-9]+$`), ""},
 	{regexp.MustCompile(`(?m)^(requested|prepared|fenced|evicting)\n`), ""},
+	{regexp.MustCompile(`(?m)^(checking|moving|ruling|new)[,:].*\n`), ""}, // progress of a batch
 	{regexp.MustCompile(`ann@[^\s",]+`), "ann@HOST"},
 }
 
@@ -229,7 +233,7 @@ func sessionNow(t *testing.T, output string) string {
 	id := s.newest()
 	run("switch pause " + id)
 	run("switch list --limit 1")
-	s.leader, _ = admintest.Lead(t, s.st.Join(), "p1", &admintest.Topic{})
+	s.leader, _ = admintest.Lead(t, s.st.Join(), "p1", &admintest.Topic{}, func(c *controller.Config) { c.Fleet = s.servers["p1"] })
 	run("switch resume " + id)
 	run("switch status " + id)
 	run("switch abort " + id)
@@ -296,7 +300,7 @@ func TestWrongUsageIsExitCode2AndSaysWhereToLook(t *testing.T) {
 	check("routes ls --admin 127.0.0.1:7780", "write http://host:7780")
 	check("routes import /nonexistent", "no such file")
 	check("switch start --topic a/b/c --to b --mode failover", "those that exist are planned and immediate")
-	check("switch start --namespace a/b --to b", "cannot be moved in planned mode yet")
+	check("switch start --prefix eu- --to b", "names no namespace")
 	check("switch abort", "needs ID")
 	check("switch start --topics-from - --to b --mode immediate", "names no topic")
 	check("serve", "serve needs --config FILE")

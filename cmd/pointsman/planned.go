@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -18,10 +19,10 @@ func (c *cli) switchCheck() *cobra.Command {
 	var r admin.SwitchRequest
 	var from string
 	cmd := &cobra.Command{
-		Use:   "check (--topic T... | --topics-from FILE) --to CLUSTER",
+		Use:   "check (--topic T... | --topics-from FILE | --namespace NS | --prefix P) --to CLUSTER",
 		Short: "Tell what a planned switch would run into, and cost",
 		Long: `Tell what a planned switch would run into, and cost: the preflight and the forecast of "switch start", alone. Nothing is changed
-anywhere. What each finding means, and what to do, is in docs/operations.md.
+anywhere. Of more than 64 topics a sample is looked at. What each finding means, and what to do, is in docs/operations.md.
 
 ` + exitHelp + `
 Here: 0 when all is fine, 3 when there is a blocker or a warning ("verdict" in the JSON output tells which).`,
@@ -45,6 +46,7 @@ Here: 0 when all is fine, 3 when there is a blocker or a warning ("verdict" in t
 		},
 	}
 	c.topicFlags(cmd, &r, &from)
+	scopeFlags(cmd, &r)
 	return cmd
 }
 
@@ -54,7 +56,7 @@ func (c *cli) switchAbort() *cobra.Command {
 		Use:   "abort ID",
 		Short: "Give the topic of a planned switch back to the old cluster",
 		Long: `Give the topic of a planned switch back to the old cluster, as long as the map does not name the new one, and wait for the end. Clients see one
-slow publish. A switch that has flipped is not undone: "switch reverse" moves the topic back.
+slow publish. A switch that has flipped is not undone: "switch reverse" moves the topic back. A batch begins nothing more; what has moved stays moved.
 
 ` + exitHelp,
 		Example: `  pointsman switch abort sw-20260102-030405-a1b2c3`,
@@ -68,7 +70,11 @@ slow publish. A switch that has flipped is not undone: "switch reverse" moves th
 			if err != nil {
 				return err
 			}
-			if !noWait && st.Running() {
+			if st.Batch != nil && !noWait {
+				if st, err = client.WaitSwitch(cmd.Context(), args[0], nil); err != nil {
+					return err
+				}
+			} else if !noWait && st.Running() {
 				skipped, failed := st.Skipped, st.Failed
 				if st, err = client.WaitSwitch(cmd.Context(), args[0], nil); err != nil {
 					return err
@@ -78,7 +84,7 @@ slow publish. A switch that has flipped is not undone: "switch reverse" moves th
 			if err := c.print(st, func(w io.Writer) { writeSwitch(w, st) }); err != nil {
 				return err
 			}
-			if st.State != string(switching.StateAborted) && !st.Running() || len(st.Skipped)+len(st.Failed) > 0 {
+			if st.State != string(switching.StateAborted) && !st.Running() || st.Batch == nil && len(st.Skipped)+len(st.Failed) > 0 {
 				return &codeError{code: exitFailed} // it was too late, for some at least
 			}
 			return nil
@@ -92,7 +98,7 @@ func (c *cli) switchPause() *cobra.Command {
 	return &cobra.Command{
 		Use:   "pause ID",
 		Short: "Keep a planned switch from beginning",
-		Long: `Keep a planned switch, or those of a command that have not begun, from beginning, until "switch resume". A topic is not left in the middle: a switch that
+		Long: `Keep a planned switch, or what a batch has not begun, from beginning, until "switch resume". A topic is not left in the middle: a switch that
 has begun ends within seconds.
 
 ` + exitHelp,
@@ -103,7 +109,7 @@ has begun ends within seconds.
 			if err != nil {
 				return err
 			}
-			st, err := client.PauseSwitch(cmd.Context(), admin.SwitchCommand{ID: args[0]})
+			st, err := client.PauseSwitch(cmd.Context(), admin.SwitchCommand{ID: args[0], Who: c.author()})
 			if err != nil {
 				return err
 			}
@@ -118,7 +124,8 @@ func (c *cli) switchResume() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "resume ID",
 		Short: "Let a paused switch begin, or an aborted one begin anew",
-		Long: `Let a paused switch begin, or ask for the next attempt of an aborted one, which has a preflight before it.
+		Long: `Let a paused switch begin, or ask for the next attempt of an aborted one, which has a preflight before it. A batch goes on, whatever had paused it, and
+tries those topics again that have failed or were blocked; also one that has ended incomplete or was aborted.
 
 ` + exitHelp,
 		Example: `  pointsman switch resume sw-20260102-030405-a1b2c3`,
@@ -128,16 +135,20 @@ func (c *cli) switchResume() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			r.ID = args[0]
+			r.ID, r.Who = args[0], c.author()
 			st, err := client.ResumeSwitch(cmd.Context(), r)
 			if err != nil {
 				return err
+			}
+			if st.Batch != nil {
+				st.Skipped, st.Failed = nil, nil // they have their turn again
 			}
 			return c.started(cmd.Context(), client, st, r.Force, !noWait)
 		},
 	}
 	cmd.Flags().BoolVar(&r.Force, "force", false, "in spite of warnings of the preflight")
 	cmd.Flags().BoolVar(&r.Reversible, "reversible", false, "the way back is wanted: what it lacks is a blocker")
+	onBlockedFlag(cmd, &r)
 	cmd.Flags().BoolVar(&noWait, "no-wait", false, "do not wait for the end")
 	return cmd
 }
@@ -170,6 +181,7 @@ Refused when a topic has moved on since.
 	}
 	cmd.Flags().BoolVar(&r.Force, "force", false, "in spite of warnings of the preflight")
 	cmd.Flags().BoolVar(&r.DryRun, "dry-run", false, "only the preflight")
+	onBlockedFlag(cmd, &r)
 	cmd.Flags().BoolVar(&r.Reversible, "reversible", false, "the way back is wanted again: what it lacks is a blocker")
 	cmd.Flags().BoolVar(&noWait, "no-wait", false, "do not wait for the end")
 	c.changeFlags(cmd)
@@ -251,6 +263,10 @@ func writeAccepted(w io.Writer, checks []switching.Preflight) {
 
 // writeProgress is a line of watch.
 func writeProgress(w io.Writer, st admin.SwitchStatus) {
+	if st.Batch != nil {
+		fmt.Fprintln(w, batchProgress(*st.Batch, time.Now()))
+		return
+	}
 	if len(st.Switches) == 1 && st.Mode == string(switching.ModePlanned) {
 		fmt.Fprintln(w, stateText(st.Switches[0].Record))
 		return

@@ -25,9 +25,10 @@ func (c *cli) switchCommand() *cobra.Command {
 func (c *cli) switchStart() *cobra.Command {
 	var r admin.SwitchRequest
 	var from string
+	var batch batchFlags
 	var noWait bool
 	cmd := &cobra.Command{
-		Use:   "start (--topic T... | --topics-from FILE | --namespace NS) --to CLUSTER [--mode planned|immediate]",
+		Use:   "start (--topic T... | --topics-from FILE | --namespace NS | --prefix P) --to CLUSTER [--mode planned|immediate]",
 		Short: "Move topics, a list of topics or a namespace to a cluster",
 		Long: `Move topics to a cluster. What happens in planned mode, the default, topic by topic:
   1. preflight: both clusters are asked about everything that could go wrong. A blocker refuses the switch; a warning does so unless --force
@@ -36,7 +37,12 @@ func (c *cli) switchStart() *cobra.Command {
   3. the old cluster is drained, replication caught up with, every subscription carried to exactly where it is, acknowledged ranges included;
   4. flip: the map is changed in one compare-and-set write, and clients are sent to their new broker;
   5. verify: the ends of both clusters are compared. The receipt is in "switch status" and in state_dir/receipts.
-Until the flip any trouble gives the topic back to the old cluster; publishers have waited 10 s at most. The switches of one command run side by side.
+Until the flip any trouble gives the topic back to the old cluster; publishers have waited 10 s at most.
+
+Several topics, a namespace, what begins with a prefix, or a share of these are a batch, in planned mode: the proxy that leads looks at all topics first, and moves
+nothing when one is blocked (--on-blocked skip leaves it behind); then it moves them in waves, at a pace, DLQ and RETRY topics and what a client consumes together
+next to each other. It pauses, and waits for "switch resume", when too many switches fail, publishers wait too long, or replication lags. It goes on when its leader
+dies. A whole namespace ends as one rule, with its entries removed. A --dry-run looks at 64 of its topics at most, and says so.
 
 Planned mode does not promise:
 ` + bullets(switching.NotPromised(switching.ModePlanned)) + `
@@ -54,6 +60,9 @@ exist there, a member proxy that is not connected to the map store (--force goes
 		Example: `  pointsman switch start --topic persistent://acme/orders/created --to b --dry-run
   pointsman switch start --topic persistent://acme/orders/created --to b --why "ticket 4711"
   pointsman switch start --topics-from topics.txt --to b --reversible
+  pointsman switch start --namespace acme/orders --to b --dry-run
+  pointsman switch start --namespace acme/orders --to b --percent 10 --waves 1,50%,100% --pace 5/s
+  pointsman switch start --prefix acme/orders/eu- --to b --parallel 16 --on-blocked skip
   pointsman switch start --namespace acme/orders --to b --mode immediate`,
 		Args: exactly(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -62,6 +71,9 @@ exist there, a member proxy that is not connected to the map store (--force goes
 				return err
 			}
 			if err := c.topicsFrom(from, &r.Topics); err != nil {
+				return err
+			}
+			if err := batch.into(cmd, &r.BatchOptions); err != nil {
 				return err
 			}
 			r.Who, r.Why = c.author(), c.why
@@ -74,7 +86,8 @@ exist there, a member proxy that is not connected to the map store (--force goes
 	}
 	f := cmd.Flags()
 	c.topicFlags(cmd, &r, &from)
-	f.StringVar(&r.Namespace, "namespace", "", "move everything in TENANT/NAMESPACE (immediate mode)")
+	scopeFlags(cmd, &r)
+	batch.add(cmd)
 	f.StringVar(&r.Mode, "mode", string(switching.ModePlanned), "how: planned or immediate")
 	f.BoolVar(&r.Force, "force", false, "go on in spite of warnings; in immediate mode although the cluster or a proxy is not as it should be")
 	f.BoolVar(&r.DryRun, "dry-run", false, "only check, and show what would happen")
@@ -154,6 +167,12 @@ func (c *cli) watch(ctx context.Context, client *admin.Client, id string, progre
 		return nil
 	}
 	code := exitFailed
+	if b := st.Batch; b != nil {
+		if b.Pause != nil && b.Pause.Gate == switching.GatePreflight && b.Moving.IsZero() {
+			code = exitRefused // nothing has moved
+		}
+		return &codeError{code: code}
+	}
 	if len(st.Failed) > 0 && st.Flipped == 0 {
 		code = exitRefused
 		for _, d := range st.Failed {
@@ -226,8 +245,12 @@ func (c *cli) switchList() *cobra.Command {
 				return err
 			}
 			return c.print(list, func(w io.Writer) {
-				if len(list.Switches) == 0 {
+				if len(list.Switches)+len(list.Batches) == 0 {
 					fmt.Fprintln(w, "no switches")
+					return
+				}
+				writeBatches(w, list.Batches)
+				if len(list.Switches) == 0 {
 					return
 				}
 				rows := [][]string{{"ID", "STARTED", "MODE", "TOPIC", "FROM", "TO", "EPOCH", "STATE", "HOLD", "WHO"}}
@@ -244,14 +267,25 @@ func (c *cli) switchList() *cobra.Command {
 
 func writeSwitch(w io.Writer, st admin.SwitchStatus) {
 	planned := st.Mode == string(switching.ModePlanned)
-	if st.ID != "" {
+	switch {
+	case st.Batch != nil:
+		writeBatch(w, st)
+	case st.ID != "":
 		fmt.Fprintf(w, "switch %s to %s, %s: %s\n", st.ID, st.To, st.Mode, st.State)
 		fmt.Fprintf(w, "moved %d%s, ended %d\n", st.Flipped, ofTotal(st.Total), st.Ended)
 	}
+	fine := 0
 	for _, p := range st.Preflights {
+		if st.Batch != nil && p.Verdict == switching.Fine {
+			fine++ // of many topics only those are shown that have something
+			continue
+		}
 		if st.State == "planned" {
 			writePreflight(w, p)
 		}
+	}
+	if st.Batch != nil && len(st.Preflights) > 0 {
+		fmt.Fprintf(w, "%d of the %d topics that were looked at: all fine\n", fine, len(st.Preflights))
 	}
 	switch {
 	case len(st.Switches) > 0 && planned:

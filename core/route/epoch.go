@@ -56,7 +56,8 @@ func Remove(before Entry, byRule Decision) *Entry {
 
 // SetRule is the rule that maps a scope ("" for the default) to the cluster to. If that changes the cluster of the topics
 // that follow it, its epoch is above that of the rule that decided them so far, above every floor in the scope, and above
-// every exact entry in it: entries may then be removed in favour of the rule and leave no floor behind.
+// every exact entry in it that names another cluster; it is not below those that name the same one. So entries may be removed in favour of
+// the rule and leave no floor behind, and topics that moved one by one before their rule keep their epoch where they all have the same.
 func SetRule(t *Table, scope, to, switchID, listenerDefault string) (Rule, error) {
 	if err := checkScope(scope); err != nil {
 		return Rule{}, err
@@ -69,7 +70,8 @@ func SetRule(t *Table, scope, to, switchID, listenerDefault string) (Rule, error
 		}
 		return Rule{Scope: scope, Cluster: to, Epoch: decided.Epoch, SwitchID: switchID}, nil
 	}
-	return Rule{Scope: scope, Cluster: to, Epoch: NextEpoch(decided.Epoch, t.highest(scope)), SwitchID: switchID}, nil
+	here, elsewhere := t.highest(scope, to)
+	return Rule{Scope: scope, Cluster: to, Epoch: max(here, NextEpoch(decided.Epoch, elsewhere)), SwitchID: switchID}, nil
 }
 
 // RemoveRule is what must stay of a scope's rule so that the next rule above decides. It is nil when nothing must, else a
@@ -86,7 +88,8 @@ func RemoveRule(t *Table, scope, listenerDefault string) (*Rule, error) {
 	now, above := t.DecideScope(scope, listenerDefault), without.DecideScope(scope, listenerDefault)
 	need := now.Epoch
 	if !before.Floor() && now.Cluster != above.Cluster {
-		need = NextEpoch(need, t.highest(scope))
+		here, elsewhere := t.highest(scope, "")
+		need = NextEpoch(need, here, elsewhere)
 	}
 	if need <= above.Epoch {
 		return nil, nil
@@ -94,25 +97,28 @@ func RemoveRule(t *Table, scope, listenerDefault string) (*Rule, error) {
 	return &Rule{Scope: scope, Epoch: need}, nil
 }
 
-// highest is the highest epoch of any entry, and of any floor of a rule, within a scope.
-func (t *Table) highest(scope string) uint64 {
-	highest := uint64(0)
+// highest is the highest epoch within a scope of the entries that name the cluster to, and of everything else: other entries, floors, and floors of rules.
+func (t *Table) highest(scope, to string) (here, elsewhere uint64) {
 	for _, s := range t.shards {
 		for r, ok := s.next(0); ok; r, ok = s.next(r) {
-			if s.epoch(r) <= highest {
+			highest := &elsewhere
+			if to != "" && s.cluster(r) == to {
+				highest = &here
+			}
+			if s.epoch(r) <= *highest {
 				continue
 			}
 			if topic, err := ParseTopic(s.name(r)); err == nil && topic.In(scope) {
-				highest = s.epoch(r)
+				*highest = s.epoch(r)
 			}
 		}
 	}
 	for i := range t.rules {
 		if r := &t.rules[i]; r.Floor() && scopeIn(r.Scope, scope) {
-			highest = max(highest, r.Epoch)
+			elsewhere = max(elsewhere, r.Epoch)
 		}
 	}
-	return highest
+	return here, elsewhere
 }
 
 // scopeIn tells whether every topic of inner is one of outer.

@@ -40,6 +40,8 @@ type Proxy interface {
 	Partitions(ctx context.Context, cluster, base string) (int, error)
 	// Handles counts the open producers and consumers of a base name or a scope; "" is everything.
 	Handles(ctx context.Context, name string) (Handles, error)
+	// Together are the sets of topics (base names) of a namespace that a client consumes under one subscription name on one connection.
+	Together(ctx context.Context, namespace string) ([][]string, error)
 	// Ready tells whether new clients should come here, and why not.
 	Ready() (ok bool, reasons []string)
 	// Info is what this proxy announces of itself.
@@ -65,6 +67,8 @@ type Config struct {
 	// Check is the preflight of a planned switch; nil when this proxy can plan none. Nudge tells the controller that a record was written; may be nil.
 	Check func(ctx context.Context, r switching.CheckRequest) (switching.Preflight, error)
 	Nudge func()
+	// Plan finds out which topics a batch is about; nil when this proxy can plan none.
+	Plan func(ctx context.Context, r switching.BatchRequest) (switching.BatchPlan, error)
 	// PeerTransport carries the questions to other proxies; nil is a transport of its own.
 	PeerTransport http.RoundTripper
 }
@@ -90,9 +94,10 @@ type Server struct {
 	peers   http.RoundTripper
 	handler http.Handler
 	// preflight and nudge are Config.Check and Config.Nudge.
-	preflight func(context.Context, switching.CheckRequest) (switching.Preflight, error)
-	nudge     func()
-	http      *http.Server
+	preflight  func(context.Context, switching.CheckRequest) (switching.Preflight, error)
+	nudge      func()
+	planTopics func(context.Context, switching.BatchRequest) (switching.BatchPlan, error) // Config.Plan
+	http       *http.Server
 
 	stop context.CancelFunc // ends the batches
 	life context.Context
@@ -104,7 +109,7 @@ type Server struct {
 
 // New makes a Server; nothing runs until Serve.
 func New(cfg Config) *Server {
-	s := &Server{store: cfg.Store, proxy: cfg.Proxy, log: cfg.Logger, peers: cfg.PeerTransport, preflight: cfg.Check, nudge: cfg.Nudge}
+	s := &Server{store: cfg.Store, proxy: cfg.Proxy, log: cfg.Logger, peers: cfg.PeerTransport, preflight: cfg.Check, nudge: cfg.Nudge, planTopics: cfg.Plan}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
 	}
@@ -134,6 +139,7 @@ func New(cfg Config) *Server {
 	mux.Handle("GET /api/v1/history", answer(s.handleHistory))
 	mux.Handle("GET /api/v1/handles", answer(s.handleHandles))
 	mux.Handle("POST /api/v1/handles", command(maxImport, s.handleHandlesQuery))
+	mux.Handle("GET /api/v1/together", answer(s.handleTogether))
 	mux.Handle("GET /api/v1/switches", answer(s.handleSwitches))
 	mux.Handle("POST /api/v1/switches", command(maxImport, s.handleSwitchStart))
 	mux.Handle("POST /api/v1/switches/abort", command(maxBody, s.handleAbort))

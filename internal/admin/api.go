@@ -278,6 +278,23 @@ type SwitchRequest struct {
 	Reversible bool   `json:"reversible,omitempty"`
 	Who        string `json:"who,omitempty"`
 	Why        string `json:"why,omitempty"`
+	// Prefix (of base names) and Percent choose from the topics of a namespace; planned mode.
+	Prefix  string  `json:"prefix,omitempty"`
+	Percent float64 `json:"percent,omitempty"`
+	BatchOptions
+}
+
+// BatchOptions are how a batch goes about it: every request in planned mode that is not for one topic by name.
+type BatchOptions struct {
+	Waves    []string `json:"waves,omitempty"`    // how much has moved at the end of each: numbers of topics, or shares such as "10%"; default 1, 1%, 10%, 100%
+	Pace     float64  `json:"pace,omitempty"`     // switches that begin in a second at most; 0 is no limit
+	Parallel int      `json:"parallel,omitempty"` // switches under way at once; default 8
+	// The gates, above which it pauses: share of failed switches (default 0.05), 99th percentile of the hold (5,000), entries of one topic that are not replicated (10,000); 0 is no
+	// limit for the latter two.
+	MaxFailed     *float64            `json:"max_failed,omitempty"`
+	MaxHoldMillis *float64            `json:"max_hold_ms,omitempty"`
+	MaxBacklog    *int64              `json:"max_backlog,omitempty"`
+	OnBlocked     switching.OnBlocked `json:"on_blocked,omitempty"` // stop (default) or skip
 }
 
 // SwitchCommand is about a switch, or all switches of one command.
@@ -286,8 +303,10 @@ type SwitchCommand struct {
 	Force      bool   `json:"force,omitempty"`      // resume, reverse: in spite of warnings
 	DryRun     bool   `json:"dry_run,omitempty"`    // reverse: only the preflight
 	Reversible bool   `json:"reversible,omitempty"` // resume, reverse: as of SwitchRequest
-	Who        string `json:"who,omitempty"`        // reverse
-	Why        string `json:"why,omitempty"`        // reverse
+	Who        string `json:"who,omitempty"`        // reverse; pause of a batch
+	Why        string `json:"why,omitempty"`        // the same
+	// OnBlocked, when not "", is what a batch does from now on with topics that a preflight does not let move: resume and reverse.
+	OnBlocked switching.OnBlocked `json:"on_blocked,omitempty"`
 }
 
 // SwitchStatus is one command's worth of switches.
@@ -309,6 +328,8 @@ type SwitchStatus struct {
 	Preflights  []switching.Preflight `json:"preflights,omitempty"`
 	Notes       []string              `json:"notes,omitempty"`
 	NotPromised []string              `json:"not_promised"`
+	// Batch is the record of a batch, whose Switches are only those under way when it has more than maxDetails; Skipped and Failed are its topics that have not moved.
+	Batch *switching.Batch `json:"batch,omitempty"`
 }
 
 // SwitchDetail is the switch of one topic or rule.
@@ -324,6 +345,7 @@ type SwitchDetail struct {
 // SwitchList is the answer of switch list, newest first.
 type SwitchList struct {
 	Switches []switching.Record `json:"switches"`
+	Batches  []switching.Batch  `json:"batches"`
 }
 
 // answer runs a handler under requestTimeout and writes what it returns.

@@ -7,9 +7,7 @@ import (
 	"slices"
 	"sync"
 
-	"pointsman/core/route"
 	"pointsman/core/switching"
-	"pointsman/store"
 )
 
 // The states of a SwitchStatus.
@@ -212,35 +210,10 @@ func (s *Server) runItem(ctx context.Context, b *batch, it *item) {
 
 // removeRedundant removes the entries that say the same as the namespace's rule by now.
 func (s *Server) removeRedundant(ctx context.Context, b *batch) {
-	fail := func(err error) {
+	if _, err := s.dropEntries(ctx, b.redundant, b.to, b.who, "switch "+b.id+": the rule of "+b.namespace.name()+" says the same"); err != nil {
 		e := asError(err)
 		b.mu.Lock()
 		defer b.mu.Unlock()
 		b.notes = append(b.notes, "the namespace has moved; its single entries, which say the same as the rule, could not all be removed: "+e.Error())
-	}
-	for chunk := range slices.Chunk(b.redundant, store.MaxChange/2) {
-		p, err := s.plan(ctx, "")
-		if err != nil {
-			fail(err)
-			return
-		}
-		for _, base := range chunk {
-			t, err := route.ParseTopic(base)
-			if err != nil {
-				continue
-			}
-			e, ok := p.table.Entry(base)
-			if !ok || e.Floor() || e.State != route.StateActive || e.Cluster != b.to || p.table.DecideByRule(t, p.def).Cluster != b.to {
-				continue // somebody else's by now
-			}
-			if _, err := p.remove(target{topic: t, isTopic: true}, 0); err != nil {
-				fail(err)
-				return
-			}
-		}
-		if _, err := s.write(ctx, p, nil, b.who, "switch "+b.id+": the rule of "+b.namespace.name()+" says the same"); err != nil {
-			fail(err)
-			return
-		}
 	}
 }

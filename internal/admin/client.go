@@ -183,7 +183,8 @@ func (c *Client) WaitSwitch(ctx context.Context, id string, seen func(SwitchStat
 		if seen != nil && progress(st) != progress(last) {
 			seen(st)
 		}
-		if last = st; !st.Running() {
+		// A batch that has paused waits for somebody, who may be the one that waits here.
+		if last = st; !st.Running() || st.Batch != nil && st.Batch.Pause != nil {
 			return st, nil
 		}
 		select {
@@ -200,6 +201,9 @@ func (st SwitchStatus) Running() bool { return st.State == stateRunning || st.St
 // progress differs when there is something new to tell of a switch.
 func progress(st SwitchStatus) string {
 	text := fmt.Sprintf("%s %d %d", st.State, st.Flipped, st.Ended)
+	if b := st.Batch; b != nil {
+		return fmt.Sprintf("%s %s %d %d", text, b.Shown(), b.Wave, b.Count.Checked)
+	}
 	if len(st.Switches) == 1 {
 		text += string(st.Switches[0].State)
 	}

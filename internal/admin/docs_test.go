@@ -25,7 +25,7 @@ func TestTheReferenceListsExactlyTheCodesAndTypesThereAre(t *testing.T) {
 	fset := token.NewFileSet()
 	var codes, types strings.Builder
 	codes.WriteString("| code | HTTP status: meaning |\n|---|---|\n")
-	for _, file := range []string{"api.go", "../../store/store.go", "../../core/switching/record.go", "../../core/switching/preflight.go"} {
+	for _, file := range []string{"api.go", "../../store/store.go", "../../core/switching/record.go", "../../core/switching/preflight.go", "fleet.go", "../../core/switching/batch.go"} {
 		f, err := parser.ParseFile(fset, file, nil, parser.ParseComments)
 		if err != nil {
 			t.Fatal(err)
@@ -46,7 +46,7 @@ func TestTheReferenceListsExactlyTheCodesAndTypesThereAre(t *testing.T) {
 						fmt.Fprintf(&codes, "| `%s` | %s |\n", code, comment(spec.Comment))
 					}
 				case *ast.TypeSpec:
-					if s, ok := spec.Type.(*ast.StructType); ok && (file == "api.go" || wanted[spec.Name.Name]) {
+					if s, ok := spec.Type.(*ast.StructType); ok && (file == "api.go" || file == "fleet.go" || wanted[spec.Name.Name]) {
 						writeType(t, &types, fset, spec.Name.Name, comment(g.Doc), s)
 					}
 				}
@@ -57,7 +57,7 @@ func TestTheReferenceListsExactlyTheCodesAndTypesThereAre(t *testing.T) {
 }
 
 // wanted are the types of other packages that the API embeds.
-var wanted = map[string]bool{"Proxy": true, "Record": true, "Ack": true, "Member": true, "Receipt": true, "StepTime": true, "Carried": true, "Preflight": true, "Finding": true, "Forecast": true, "Left": true, "Moved": true, "Draining": true}
+var wanted = map[string]bool{"Batch": true, "BatchLimits": true, "BatchPause": true, "BatchCount": true, "BatchForecast": true, "Proxy": true, "Record": true, "Ack": true, "Member": true, "Receipt": true, "StepTime": true, "Carried": true, "Preflight": true, "Finding": true, "Forecast": true, "Left": true, "Moved": true, "Draining": true}
 
 func writeType(t *testing.T, b *strings.Builder, fset *token.FileSet, name, doc string, s *ast.StructType) {
 	t.Helper()

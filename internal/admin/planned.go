@@ -46,11 +46,8 @@ type order struct {
 
 // startPlanned plans the moves of a request, and asks for them.
 func (s *Server) startPlanned(ctx context.Context, r *SwitchRequest, targets []target) (any, error) {
-	if !targets[0].isTopic {
-		return nil, &Error{
-			Code: CodeUnsupportedMode, Message: fmt.Sprintf("a whole namespace (%s) cannot be moved in planned mode yet", targets[0].name()),
-			Remedy: "name its topics with --topic or --topics-from; or --mode immediate, with what that does not promise",
-		}
+	if len(r.Topics) == 0 || len(targets) > 1 || r.Percent != 0 || r.Prefix != "" {
+		return s.startStored(ctx, r, switching.ModePlanned, targets)
 	}
 	if known := s.proxy.Info().Clusters; !slices.Contains(known, r.To) {
 		return nil, &Error{Code: CodeUnknownCluster, Message: fmt.Sprintf("cluster %q is unknown; this proxy knows %s", r.To, strings.Join(known, ", ")), Remedy: "correct --to, or add it under clusters in the configuration of every proxy"}
@@ -172,7 +169,7 @@ func (s *Server) ask(ctx context.Context, rec switching.Record) error {
 	return refusal
 }
 
-// guardRunning refuses topics (base names) that have a planned switch under way, other than the one named.
+// guardRunning refuses topics (base names) that have a planned switch under way, or are in a batch, other than the one named.
 func (s *Server) guardRunning(ctx context.Context, names []string, except string) error {
 	records, err := s.store.Running(ctx)
 	if err != nil {
@@ -182,9 +179,12 @@ func (s *Server) guardRunning(ctx context.Context, names []string, except string
 	for _, name := range names {
 		topics[name] = true
 	}
-	var busy []Detail
+	busy, err := s.guardBatches(ctx, topics, except)
+	if err != nil {
+		return err
+	}
 	for _, rec := range records {
-		if topics[rec.Topic] && rec.ID != except && rec.Mode == switching.ModePlanned {
+		if topics[rec.Topic] && rec.ID != except && (rec.Batch == "" || rec.Batch != except) && rec.Mode == switching.ModePlanned {
 			busy = append(busy, Detail{Name: rec.Topic, Code: CodeSwitching, Problem: fmt.Sprintf("switch %s of %s from %s to %s is %s", rec.ID, cmp.Or(rec.Who, "somebody"), rec.From, rec.To, rec.State)})
 		}
 	}
@@ -193,7 +193,7 @@ func (s *Server) guardRunning(ctx context.Context, names []string, except string
 	}
 	message := fmt.Sprintf("%s: %s", busy[0].Name, busy[0].Problem)
 	if len(busy) > 1 {
-		message = fmt.Sprintf("%d of the topics have a switch under way", len(busy))
+		message = fmt.Sprintf("%d of the topics have a switch under way, the first is %s: %s", len(busy), busy[0].Name, busy[0].Problem)
 	}
 	return &Error{Code: CodeSwitching, Message: message, Remedy: "wait for its end (`pointsman switch watch ID`), or end it (`pointsman switch abort ID`)", Details: busy}
 }
@@ -203,23 +203,21 @@ func (s *Server) check(ctx context.Context, moves []move, o order) ([]switching.
 	if s.preflight == nil {
 		return nil, &Error{Code: CodeUnsupportedMode, Message: "this proxy cannot plan switches", Remedy: "use --mode immediate"}
 	}
+	return s.checkWith(ctx, moves, o, names(moves))
+}
+
+// checkWith is check for moves that are some of many by the same command.
+func (s *Server) checkWith(ctx context.Context, moves []move, o order, with []string) ([]switching.Preflight, error) {
 	topics := names(moves)
-	answers, handles, err := s.askHandles(ctx, topics, func(route.Topic) bool { return true })
+	facts, err := s.HandleFacts(ctx, topics)
 	if err != nil {
 		return nil, err
 	}
-	var unasked []string
-	for _, a := range answers {
-		if a.Error != "" {
-			unasked = append(unasked, a.Proxy+": "+a.Error)
-		}
-	}
 	checks, errs := make([]switching.Preflight, len(moves)), make([]error, len(moves))
 	inParallel(len(moves), checkParallel, func(i int) {
-		h := handles[topics[i]]
 		checks[i], errs[i] = s.preflight(ctx, switching.CheckRequest{
-			Topic: topics[i], From: moves[i].from, To: moves[i].to, Reversible: o.reversible, With: topics,
-			Handles: switching.HandleFacts{Producers: h.Producers, Consumers: h.Consumers, Unasked: unasked},
+			Topic: topics[i], From: moves[i].from, To: moves[i].to, Reversible: o.reversible, With: with,
+			Handles: facts[topics[i]],
 		})
 		checks[i].Epoch = route.NextEpoch(moves[i].epoch)
 	})
@@ -264,6 +262,9 @@ func found(counts map[switching.Verdict]int) string {
 
 // handleAbort asks for the end of switches that have not flipped yet.
 func (s *Server) handleAbort(ctx context.Context, r *SwitchCommand) (any, error) {
+	if b, ok, err := s.storedBatch(ctx, r.ID); err != nil || ok {
+		return orError(func() (*SwitchStatus, error) { return s.abortBatch(ctx, b) }, err)
+	}
 	return s.wish(ctx, r.ID, func(rec *switching.Record) error {
 		switch {
 		case rec.State.Over():
@@ -278,6 +279,9 @@ func (s *Server) handleAbort(ctx context.Context, r *SwitchCommand) (any, error)
 
 // handlePause keeps switches from beginning.
 func (s *Server) handlePause(ctx context.Context, r *SwitchCommand) (any, error) {
+	if b, ok, err := s.storedBatch(ctx, r.ID); err != nil || ok {
+		return orError(func() (*SwitchStatus, error) { return s.pauseBatch(ctx, b, r.Who, r.Why) }, err)
+	}
 	return s.wish(ctx, r.ID, func(rec *switching.Record) error {
 		switch {
 		case rec.State.Over():
@@ -294,6 +298,9 @@ func (s *Server) handlePause(ctx context.Context, r *SwitchCommand) (any, error)
 
 // handleResume lets paused switches begin, and asks for the next attempt of aborted ones, after a preflight.
 func (s *Server) handleResume(ctx context.Context, r *SwitchCommand) (any, error) {
+	if b, ok, err := s.storedBatch(ctx, r.ID); err != nil || ok {
+		return orError(func() (*SwitchStatus, error) { return s.resumeBatch(ctx, b, r) }, err)
+	}
 	records, err := s.planned(ctx, r.ID)
 	if err != nil {
 		return nil, err
@@ -352,6 +359,9 @@ func (s *Server) handleResume(ctx context.Context, r *SwitchCommand) (any, error
 
 // handleReverse moves the topics of switches that are done back to where they came from: by new switches, with a preflight of their own.
 func (s *Server) handleReverse(ctx context.Context, r *SwitchCommand) (any, error) {
+	if b, ok, err := s.storedBatch(ctx, r.ID); err != nil || ok {
+		return orError(func() (*SwitchStatus, error) { return s.reverseBatch(ctx, b, r) }, err)
+	}
 	records, err := s.records(ctx, r.ID)
 	if err != nil {
 		return nil, err
@@ -391,6 +401,18 @@ func (s *Server) handleReverse(ctx context.Context, r *SwitchCommand) (any, erro
 		return nil, &Error{Code: CodeConflict, Message: fmt.Sprintf("switch %s cannot be reversed: %s: %s", r.ID, faults[0].Name, faults[0].Problem), Remedy: "plan a new switch with `pointsman switch start`", Details: faults}
 	}
 	st, err := s.request(ctx, moves, order{who: whoOr(r.Who), why: cmp.Or(r.Why, "reverse of "+r.ID), force: r.Force, dryRun: r.DryRun, reversible: r.Reversible})
+	if err != nil {
+		return nil, err
+	}
+	return st, nil
+}
+
+// orError is the answer of a command about a batch, unless that could not be read.
+func orError(f func() (*SwitchStatus, error), err error) (any, error) {
+	if err != nil {
+		return nil, err
+	}
+	st, err := f()
 	if err != nil {
 		return nil, err
 	}

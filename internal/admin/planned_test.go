@@ -3,7 +3,6 @@ package admin_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/http"
 	"reflect"
 	"slices"
@@ -82,7 +81,7 @@ func TestSeveralTopicsAreOneBatchAndThoseThatAreThereAreSkipped(t *testing.T) {
 		r.set(topic2, "b")
 		admintest.Lead(t, r.st.Join(), "p1", &admintest.Topic{})
 		started := must(t)(r.client("p1").StartSwitch(t.Context(), plan("b", topic1, topic2, topic3)))
-		if len(started.Skipped) != 1 || started.Skipped[0].Name != topic2 || started.Total != 2 || len(started.Preflights) != 2 {
+		if len(started.Skipped) != 1 || started.Skipped[0].Name != topic2 || started.Total != 2 || started.Batch == nil || started.Batch.Count.Total != 2 {
 			t.Errorf("started = %+v", started)
 		}
 		st := must(t)(r.client("p2").WaitSwitch(t.Context(), started.ID, nil))
@@ -91,8 +90,8 @@ func TestSeveralTopicsAreOneBatchAndThoseThatAreThereAreSkipped(t *testing.T) {
 		}
 		r.expect(topic1, "b", 1)
 		r.expect(topic3, "b", 1)
-		one := must(t)(r.client("p1").Switch(t.Context(), st.ID+"-2"))
-		if len(one.Switches) != 1 || one.Switches[0].Topic != topic3 {
+		one := must(t)(r.client("p1").Switch(t.Context(), st.Switches[1].ID))
+		if len(one.Switches) != 1 || one.Switches[0].Topic != st.Switches[1].Topic || one.Batch != nil {
 			t.Errorf("the second: %+v", one)
 		}
 	})
@@ -379,42 +378,6 @@ func (o *overtakenStore) PutSwitch(ctx context.Context, rec switching.Record) er
 		}
 	})
 	return o.Memory.PutSwitch(ctx, rec)
-}
-
-// Of a command's switches those are aborted that can be, and the others named.
-func TestAnAbortOfABatchSkipsWhatHasEnded(t *testing.T) {
-	in(t, func(t *testing.T, r *rig) {
-		c := r.client("p1")
-		st := must(t)(c.StartSwitch(t.Context(), plan("b", topic1, topic2, topic3)))
-		must(t)(c.PauseSwitch(t.Context(), admin.SwitchCommand{ID: st.ID + "-2"}))
-		admintest.Lead(t, r.st.Join(), "p2", &admintest.Topic{})
-		for _, one := range []string{"-1", "-3"} {
-			must(t)(c.WaitSwitch(t.Context(), st.ID+one, nil))
-		}
-		if now := must(t)(c.Switch(t.Context(), st.ID)); now.State != "paused" || now.Flipped != 2 || now.Total != 3 {
-			t.Errorf("with one paused: %+v", now)
-		}
-		now := must(t)(c.AbortSwitch(t.Context(), admin.SwitchCommand{ID: st.ID}))
-		if len(now.Skipped) != 2 || now.Skipped[0].Code != admin.CodeTooLate || len(now.Failed) != 0 {
-			t.Errorf("aborting: skipped %+v, failed %+v; want the two that are done skipped", now.Skipped, now.Failed)
-		}
-		now = must(t)(c.WaitSwitch(t.Context(), st.ID, nil))
-		if now.State != "aborted" || now.Switches[0].Topic != topic2 {
-			t.Errorf("aborted: %+v; want the one that was not done first", now)
-		}
-		r.expect(topic1, "b", 1)
-		r.expect(topic2, "a", 0)
-	})
-}
-
-func TestTooManyTopicsOfOnePlannedCommandAreRefused(t *testing.T) {
-	r := newRig(t, "p1")
-	var topics []string
-	for i := range 65 {
-		topics = append(topics, fmt.Sprintf("acme/orders/n%d", i))
-	}
-	_, err := r.client("p1").StartSwitch(t.Context(), plan("b", topics...))
-	refused(t, err, admin.CodeBadRequest, "65 topics are more than the 64")
 }
 
 func isFenced(tb *route.Table) bool {

@@ -201,7 +201,15 @@ func TestEveryRefusalSaysWhyAndWhatToDo(t *testing.T) {
 			return nil
 		}
 	})
-	sw("a planned switch with a blocker, by force", admin.SwitchRequest{Mode: "planned", Topics: []string{topic1, topic2}, To: "b", Force: true})
+	sw("a planned switch with a blocker, by force", admin.SwitchRequest{Mode: "planned", Topics: []string{topic1}, To: "b", Force: true})
+	sw("a prefix that names no namespace", admin.SwitchRequest{Mode: "planned", Prefix: "eu-", To: "b"})
+	sw("a prefix in another namespace", admin.SwitchRequest{Mode: "planned", Namespace: "acme/orders", Prefix: "acme/other/eu-", To: "b"})
+	sw("a share of named topics", admin.SwitchRequest{Mode: "planned", Topics: []string{topic1}, Percent: 10, To: "b"})
+	sw("a share that is none", admin.SwitchRequest{Mode: "planned", Namespace: "acme/orders", Percent: 101, To: "b"})
+	sw("a prefix in immediate mode", admin.SwitchRequest{Mode: "immediate", Prefix: "acme/orders/eu-", To: "b"})
+	sw("waves that shrink", admin.SwitchRequest{Mode: "planned", Namespace: "acme/orders", To: "b", BatchOptions: admin.BatchOptions{Waves: []string{"10%", "5%"}}})
+	sw("too many at once", admin.SwitchRequest{Mode: "planned", Namespace: "acme/orders", To: "b", BatchOptions: admin.BatchOptions{Parallel: 65}})
+	sw("a policy that is none", admin.SwitchRequest{Mode: "planned", Namespace: "acme/orders", To: "b", BatchOptions: admin.BatchOptions{OnBlocked: "ask"}})
 	r.proxies["p1"].Do(func(f *admintest.Fields) { f.Preflight = nil })
 	sw("no target", admin.SwitchRequest{Topics: []string{topic1}})
 	sw("nothing to move", admin.SwitchRequest{To: "b"})

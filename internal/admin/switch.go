@@ -93,8 +93,13 @@ func switchTargets(r *SwitchRequest) ([]target, error) {
 	switch {
 	case r.To == "":
 		return nil, &Error{Code: CodeBadRequest, Message: "no target cluster is named", Remedy: "add --to CLUSTER"}
-	case (len(r.Topics) > 0) == (r.Namespace != ""):
-		return nil, &Error{Code: CodeBadRequest, Message: "a switch moves either topics or one namespace", Remedy: "name --topic (repeatable), --topics-from FILE, or --namespace TENANT/NAMESPACE"}
+	case (len(r.Topics) > 0) == (r.Namespace != "" || r.Prefix != ""):
+		return nil, &Error{Code: CodeBadRequest, Message: "a switch moves either topics or one namespace", Remedy: "name --topic (repeatable), --topics-from FILE, or --namespace TENANT/NAMESPACE (or --prefix)"}
+	case r.Mode == string(switching.ModeImmediate) && (r.Prefix != "" || r.Percent != 0):
+		return nil, &Error{Code: CodeUnsupportedMode, Message: "immediate mode moves topics by name, or a whole namespace", Remedy: "leave --prefix and --percent out, or use --mode planned"}
+	}
+	if r.Namespace == "" && r.Prefix != "" {
+		return []target{}, nil // the prefix names it
 	}
 	if r.Namespace != "" {
 		t, err := parseName(r.Namespace)
@@ -548,6 +553,11 @@ func (s *Server) handleSwitch(ctx context.Context, r *http.Request) (any, error)
 
 // status is how far the switches of an id are.
 func (s *Server) status(ctx context.Context, id string) (*SwitchStatus, error) {
+	if b, ok, err := s.storedBatch(ctx, id); err != nil {
+		return nil, err
+	} else if ok {
+		return s.batchStatus(ctx, b)
+	}
 	var status *SwitchStatus
 	if b := s.batch(id); b != nil {
 		status = b.status()
@@ -641,7 +651,11 @@ func (s *Server) handleSwitches(ctx context.Context, r *http.Request) (any, erro
 	if records == nil {
 		records = []switching.Record{}
 	}
-	return SwitchList{Switches: records}, err
+	if err != nil {
+		return nil, err
+	}
+	batches, err := s.newestBatches(ctx, limit)
+	return SwitchList{Switches: records, Batches: batches}, err
 }
 
 // newSwitchID sorts by time and can be read out over a telephone.

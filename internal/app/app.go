@@ -146,10 +146,13 @@ func newOn(ctx context.Context, st store.Store, cfg *config.Config, log *slog.Lo
 			return a.control.Check(ctx, r)
 		},
 		Nudge: func() { a.control.Nudge() },
+		Plan: func(ctx context.Context, r switching.BatchRequest) (switching.BatchPlan, error) {
+			return a.control.PlanBatch(ctx, r)
+		},
 	})
 	control := controller.Config{
 		Store: a.store, ID: a.info.ID, DefaultCluster: cfg.DefaultCluster, Open: controller.OpenPulsar(a.clients), Assign: a.admin.Assign,
-		Clients: a.clients, NativeIDs: a.cfg.MessageIDs == config.NativeIDs, Log: log,
+		Clients: a.clients, Fleet: a.admin, NativeIDs: a.cfg.MessageIDs == config.NativeIDs, Log: log,
 	}
 	if cfg.StateDir != "" {
 		control.Receipt = (&receipts{dir: filepath.Join(cfg.StateDir, receiptsDir), log: log}).keep

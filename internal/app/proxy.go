@@ -142,6 +142,31 @@ func (a *App) Handles(ctx context.Context, name string) (admin.Handles, error) {
 	return all, nil
 }
 
+// Together are the sets of topics of a namespace that a client consumes under one subscription name on one connection.
+func (a *App) Together(ctx context.Context, namespace string) ([][]string, error) {
+	match := func(base string) bool {
+		topic, err := route.ParseTopic(base)
+		return err == nil && topic.In(namespace)
+	}
+	found := make(chan [][]string, a.Loops())
+	asked := 0
+	for i := range a.Loops() {
+		if a.Post(i, func(_ time.Time, sh *session.Shard) { found <- sh.Together(match) }) {
+			asked++
+		}
+	}
+	var all [][]string
+	for range asked {
+		select {
+		case sets := <-found:
+			all = append(all, sets...)
+		case <-ctx.Done():
+			return all, ctx.Err()
+		}
+	}
+	return all, nil
+}
+
 // Clusters are all configured clusters.
 func (a *App) Clusters() []admin.ClusterStatus {
 	set := a.clusters.set.Load()

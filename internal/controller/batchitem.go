@@ -168,7 +168,7 @@ func (d *batchDriver) judge(ctx context.Context, j job) (from route.Decision, e 
 		return from, e, err
 	}
 	pre, err := d.c.ground().Check(ctx, switching.CheckRequest{
-		Topic: j.topic, From: from.Cluster, To: j.b.To, Reversible: j.b.Limits.Reversible, With: j.with, Handles: facts, Batch: true,
+		Topic: j.topic, From: from.Cluster, To: j.b.To, Mode: j.b.Mode, Reversible: j.b.Limits.Reversible, With: j.with, Handles: facts, Batch: true,
 	})
 	if err != nil {
 		return from, e, err

@@ -48,6 +48,8 @@ type Fields struct {
 	NotReady    []string
 	BeforeFlip  func() // runs while a switch asks for partitions, just before it writes
 	NoAcks      bool   // never reports a switch
+	// Sets are what Together tells.
+	Sets [][]string
 	// Preflight, when not nil, adds to what Check finds.
 	Preflight  func(r switching.CheckRequest, p *switching.Preflight) error
 	Unresolved int
@@ -286,6 +288,13 @@ func (p *Proxy) Handles(_ context.Context, name string) (admin.Handles, error) {
 		h.Consumers += n.Consumers
 	}
 	return h, p.F.HandlesErr
+}
+
+// Together is admin.Proxy.
+func (p *Proxy) Together(context.Context, string) ([][]string, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.F.Sets, nil
 }
 
 func (p *Proxy) Ready() (bool, []string) {

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -63,16 +65,43 @@ func (t *Topic) Verify(context.Context, string) (controller.Verified, error) {
 }
 func (t *Topic) Close() {}
 
-// Lead drives planned switches on a store until the test ends, or stop is called.
-func Lead(t testing.TB, st store.Store, id string, topic *Topic) (c *controller.Controller, stop func()) {
+// Ground is what batches ask of the clusters: each has the topics that listed names, and every preflight finds all fine, unless check says otherwise.
+func Ground(listed map[string][]string, check func(switching.CheckRequest, *switching.Preflight)) *controller.Ground {
+	return &controller.Ground{
+		List: func(_ context.Context, cluster, namespace string) ([]string, error) {
+			return slices.DeleteFunc(slices.Clone(listed[cluster]), func(name string) bool { return !strings.HasPrefix(name, "persistent://"+namespace+"/") }), nil
+		},
+		Check: func(_ context.Context, r switching.CheckRequest) (switching.Preflight, error) {
+			p := switching.Preflight{Topic: r.Topic, From: r.From, To: r.To, Forecast: &switching.Forecast{HoldMillis: 180, Duplicates: 2, Producers: r.Handles.Producers, Consumers: r.Handles.Consumers}}
+			if check != nil {
+				check(r, &p)
+			}
+			return p, nil
+		},
+		Backlog: func(context.Context, string, string, string) (int64, error) { return 0, nil },
+	}
+}
+
+// Plan is an admin.Config.Plan over the topics that clusters have.
+func Plan(st store.Store, listed map[string][]string) func(context.Context, switching.BatchRequest) (switching.BatchPlan, error) {
+	return controller.New(controller.Config{Store: st, DefaultCluster: "a", Log: slog.New(slog.DiscardHandler), Ground: Ground(listed, nil)}).PlanBatch
+}
+
+// Lead drives planned switches on a store until the test ends, or stop is called; change, when not nil, alters its configuration.
+func Lead(t testing.TB, st store.Store, id string, topic *Topic, change ...func(*controller.Config)) (c *controller.Controller, stop func()) {
 	t.Helper()
-	c = controller.New(controller.Config{
+	cfg := controller.Config{
 		Store: st, ID: id, DefaultCluster: "a", Log: slog.New(slog.DiscardHandler),
 		Open: func(context.Context, switching.Record) (controller.Topic, error) { return topic, nil },
 		Assign: func(_ context.Context, cluster, base string) (map[string]string, int) {
 			return map[string]string{base: "broker-0." + cluster + ":6650"}, 0
 		},
-	})
+		Ground: Ground(nil, nil),
+	}
+	for _, f := range change {
+		f(&cfg)
+	}
+	c = controller.New(cfg)
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	wg.Go(func() {

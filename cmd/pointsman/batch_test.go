@@ -1,0 +1,103 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"pointsman/core/switching"
+	"pointsman/internal/admin/admintest"
+	"pointsman/internal/controller"
+	"pointsman/internal/golden"
+)
+
+// batchSession is an operator who moves a namespace.
+func batchSession(t *testing.T, output string) (text string) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		s := newShell(t)
+		for i := range 12 {
+			s.listed["a"] = append(s.listed["a"], fmt.Sprintf("persistent://acme/orders/t%d", i+1))
+		}
+		s.listed["a"] = append(s.listed["a"], "persistent://acme/orders/t3-billing-DLQ")
+		var blocked atomic.Bool
+		blocked.Store(true)
+		check := func(r switching.CheckRequest, p *switching.Preflight) {
+			if r.Topic == topic2 && blocked.Load() {
+				p.Add(switching.Finding{Item: "replication", Verdict: switching.Blocker, Evidence: "cluster a replicates the topic to [a] and not to b", Remedy: "pulsar-admin namespaces set-clusters"})
+			}
+		}
+		s.p1.Do(func(f *admintest.Fields) {
+			f.Preflight = func(r switching.CheckRequest, p *switching.Preflight) error { check(r, p); return nil }
+		})
+		s.leader, _ = admintest.Lead(t, s.st.Join(), "p1", &admintest.Topic{}, func(c *controller.Config) {
+			c.Fleet, c.Ground = s.servers["p1"], admintest.Ground(s.listed, check)
+		})
+		var b strings.Builder
+		run := func(line string) {
+			t.Helper()
+			code, out, errs := s.run(strings.TrimSpace(line + " " + output))
+			fmt.Fprintf(&b, "$ pointsman %s\n%s", normal(line), normal(out))
+			for l := range strings.Lines(normal(errs)) {
+				fmt.Fprintf(&b, "! %s", l)
+			}
+			fmt.Fprintf(&b, "[%d]\n\n", code)
+		}
+		run("switch start --namespace acme/orders --to b --dry-run")
+		run("switch start --prefix acme/orders/t3 --to b --waves 1,100% --pace 5/s --max-hold 0s --on-blocked skip --dry-run")
+		run("switch start --topic acme/orders/t3 --topic acme/orders/t4 --to b --dry-run")
+		run("switch start --namespace acme/orders --to b --why ticket-3")
+		all, err := s.st.Batches(t.Context(), 1)
+		if err != nil || len(all) != 1 {
+			t.Fatalf("no batch: %v", err)
+		}
+		id := all[0].ID
+		run("switch list --limit 1")
+		run("switch start --topic acme/orders/t5 --to b")
+		blocked.Store(false)
+		run("switch resume " + id)
+		if output == "" {
+			run("switch status " + id)
+			run("switch abort " + id)
+			run("switch pause " + id)
+			run("switch resume " + id)
+			s.listed["b"] = s.listed["a"]
+			run("switch reverse " + id + " --dry-run")
+			run("switch start --namespace acme/orders --to b --waves 5%,1%")
+			run("switch start --namespace acme/orders --to b --pace fast")
+			run("switch start --namespace acme/orders --to b --max-failed 3")
+		}
+		text = b.String()
+	})
+	return text
+}
+
+func TestABatchReadsAsDocumented(t *testing.T) { golden.File(t, "batch.txt", batchSession(t, "")) }
+
+func TestABatchInJSONIsAsDocumented(t *testing.T) {
+	golden.File(t, "batch.json.txt", batchSession(t, "--output json"))
+}
+
+func TestTheProgressOfABatchIsOneLine(t *testing.T) {
+	now := time.Unix(1000, 0)
+	f := func(b switching.Batch, want string) {
+		t.Helper()
+		if have := batchProgress(b, now); have != want {
+			t.Errorf("%q, want %q", have, want)
+		}
+	}
+	b := switching.Batch{State: switching.BatchNew}
+	f(b, "new: its topics are being written down")
+	b.State, b.Ends, b.Count = switching.BatchChecking, []int{1, 1000}, switching.BatchCount{Total: 1000, Checked: 300, Blocked: 2}
+	f(b, "checking: 300 of 1000 looked at, 2 blocked")
+	b.State, b.Wave, b.Count = switching.BatchMoving, 1, switching.BatchCount{Total: 1000, Moved: 400, Running: 8, Failed: 3, Blocked: 2, Skipped: 1, Troubled: 1}
+	b.HoldP50, b.HoldP99, b.ETA = 120.4, 310, now.Add(83*time.Second)
+	f(b, "moving, wave 2 of 2: 400 of 1000 moved, 8 under way, 3 failed, 2 blocked, 1 skipped, 1 incomplete; hold p50 120 ms, p99 310 ms; done in about 1m23s")
+	b.Pause, b.ETA = &switching.BatchPause{}, time.Time{}
+	f(b, "paused, wave 2 of 2: 400 of 1000 moved, 8 under way, 3 failed, 2 blocked, 1 skipped, 1 incomplete; hold p50 120 ms, p99 310 ms")
+	b.State, b.Count = switching.BatchDone, switching.BatchCount{Total: 1, Moved: 1}
+	f(b, "done: 1 of 1 moved; hold p50 120 ms, p99 310 ms")
+}

@@ -1,0 +1,244 @@
+package admin_test
+
+import (
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"pointsman/core/route"
+	"pointsman/core/switching"
+	"pointsman/internal/admin"
+	"pointsman/internal/admin/admintest"
+	"pointsman/internal/controller"
+)
+
+// orders are n topics of namespace acme/orders on cluster a.
+func (r *rig) orders(n int) (names []string) {
+	for i := range n {
+		names = append(names, fmt.Sprintf("persistent://acme/orders/n%03d", i))
+	}
+	r.listed["a"] = append(r.listed["a"], names...)
+	return names
+}
+
+// lead drives batches as p1; check changes what preflights find.
+func (r *rig) lead(check func(switching.CheckRequest, *switching.Preflight)) {
+	topic := &admintest.Topic{}
+	admintest.Lead(r.t, r.st.Join(), "p1", topic, func(c *controller.Config) {
+		c.Fleet, c.Ground = r.servers["p1"], admintest.Ground(r.listed, check)
+	})
+}
+
+func namespaced(change func(*admin.SwitchRequest)) admin.SwitchRequest {
+	req := admin.SwitchRequest{Namespace: "acme/orders", To: "b", Who: "ann@ops", Why: "test"}
+	if change != nil {
+		change(&req)
+	}
+	return req
+}
+
+// A namespace moves topic by topic and then is one rule; new topics and clients of the old ones notice nothing; and all of it back.
+func TestANamespaceInPlannedModeEndsAsOneRuleAndCanBeReversed(t *testing.T) {
+	in(t, func(t *testing.T, r *rig) {
+		names := r.orders(30)
+		r.clients("p2", names[3], 2, 1)
+		r.lead(nil)
+		st := must(t)(r.switchAndWait(namespaced(nil)))
+		if !st.Done() || st.Total != 30 || st.Flipped != 30 || st.Batch.Rule != 1 || st.Batch.Removed != 30 || len(st.Switches) != 30 || st.Batch.Scope != "namespace acme/orders" {
+			t.Fatalf("status = %+v, batch %+v", st, st.Batch)
+		}
+		table := r.storedTable()
+		if table.Len() != 0 {
+			t.Errorf("%d entries are left", table.Len())
+		}
+		for _, name := range append(names, "persistent://acme/orders/to-come") {
+			if d := r.stored(name); d.Cluster != "b" || d.Epoch != 1 || d.Source != route.SourceNamespace {
+				t.Errorf("%s: %+v; the epoch is the one that each topic had, or its clients would notice", name, d)
+			}
+		}
+		r.expect("persistent://acme/other/x", "a", 0)
+		other := must(t)(r.client("p2").Switch(t.Context(), st.ID))
+		if other.State != "done" || len(other.Switches) != 30 {
+			t.Errorf("p2 says %+v", other)
+		}
+		list, err := r.client("p2").Switches(t.Context(), 5)
+		if err != nil || len(list.Batches) != 1 || list.Batches[0].ID != st.ID || len(list.Switches) != 5 {
+			t.Errorf("list = %+v, %v", list, err)
+		}
+
+		r.listed["b"], r.listed["a"] = names, nil
+		back := must(t)(r.client("p1").ReverseSwitch(t.Context(), admin.SwitchCommand{ID: st.ID, Who: "bob"}))
+		back = must(t)(r.client("p1").WaitSwitch(t.Context(), back.ID, nil))
+		if !back.Done() || back.Flipped != 30 || back.Batch.To != "a" || back.Batch.Rule != 2 || back.Batch.Who != "bob" || back.Batch.Why != "reverse of "+st.ID {
+			t.Errorf("reversed: %+v, batch %+v", back, back.Batch)
+		}
+		r.expect(names[7], "a", 2)
+		_, err = r.client("p1").ReverseSwitch(t.Context(), admin.SwitchCommand{ID: st.ID})
+		refused(t, err, admin.CodeConflict, "is on a at epoch 2 by now")
+	})
+}
+
+func TestABatchThatIsBlockedPausesAndTellsWhatToDo(t *testing.T) {
+	in(t, func(t *testing.T, r *rig) {
+		names := r.orders(10)
+		var mu sync.Mutex
+		mended := false
+		r.lead(func(c switching.CheckRequest, p *switching.Preflight) {
+			mu.Lock()
+			defer mu.Unlock()
+			if c.Topic == names[4] && !mended {
+				p.Add(switching.Finding{Item: "schema", Verdict: switching.Blocker, Evidence: "version 3 differs", Remedy: "upload it"})
+			}
+			if c.Topic == names[5] {
+				p.Add(switching.Finding{Item: "policies", Verdict: switching.Warning, Evidence: "they differ"})
+			}
+		})
+		st := must(t)(r.switchAndWait(namespaced(nil)))
+		if st.State != "paused" || st.Batch.Pause.Gate != switching.GatePreflight || st.Flipped != 0 || len(st.Skipped) != 2 || st.Skipped[0].Code != admin.CodePreflight || !strings.Contains(st.Batch.Pause.Why, "2 of 10 topics cannot move") {
+			t.Fatalf("status = %+v, batch %+v", st, st.Batch)
+		}
+		// A warning needs --force, a blocker stays.
+		st = must(t)(r.client("p2").ResumeSwitch(t.Context(), admin.SwitchCommand{ID: st.ID, Force: true}))
+		st = must(t)(r.client("p1").WaitSwitch(t.Context(), st.ID, nil))
+		if st.State != "paused" || len(st.Skipped) != 1 || st.Skipped[0].Name != names[4] || st.Skipped[0].Problem != "schema: version 3 differs; upload it" {
+			t.Fatalf("status = %+v, batch %+v", st, st.Batch)
+		}
+		must(t)(r.client("p2").ResumeSwitch(t.Context(), admin.SwitchCommand{ID: st.ID, OnBlocked: switching.SkipOnBlocked}))
+		st = must(t)(r.client("p1").WaitSwitch(t.Context(), st.ID, nil))
+		if st.State != "incomplete" || st.Flipped != 9 || len(st.Skipped) != 1 || !strings.Contains(st.Batch.Note, "the namespace has no rule") {
+			t.Fatalf("status = %+v, batch %+v", st, st.Batch)
+		}
+		r.expect(names[4], "a", 0)
+		mu.Lock()
+		mended = true
+		mu.Unlock()
+		must(t)(r.client("p2").ResumeSwitch(t.Context(), admin.SwitchCommand{ID: st.ID, OnBlocked: switching.StopOnBlocked}))
+		st = must(t)(r.client("p1").WaitSwitch(t.Context(), st.ID, nil))
+		if st.State != "done" || st.Flipped != 10 || st.Batch.Rule == 0 {
+			t.Errorf("status = %+v, batch %+v", st, st.Batch)
+		}
+		_, err := r.client("p1").ResumeSwitch(t.Context(), admin.SwitchCommand{ID: st.ID})
+		refused(t, err, admin.CodeTooLate, "every topic has moved")
+		_, err = r.client("p1").AbortSwitch(t.Context(), admin.SwitchCommand{ID: st.ID})
+		refused(t, err, admin.CodeTooLate, "switch reverse "+st.ID)
+		_, err = r.client("p1").PauseSwitch(t.Context(), admin.SwitchCommand{ID: st.ID})
+		refused(t, err, admin.CodeTooLate, "nothing to pause")
+	})
+}
+
+func TestABatchIsPausedAndAbortedByItsOperator(t *testing.T) {
+	in(t, func(t *testing.T, r *rig) {
+		r.orders(40)
+		r.lead(nil)
+		c := r.client("p2")
+		st := must(t)(c.StartSwitch(t.Context(), namespaced(func(q *admin.SwitchRequest) { q.Pace = 2 })))
+		time.Sleep(5 * time.Second) // of the bubble
+		st = must(t)(c.PauseSwitch(t.Context(), admin.SwitchCommand{ID: st.ID, Who: "bob", Why: "lunch"}))
+		if st.State != "paused" || st.Batch.Pause.Why != "paused by bob: lunch" {
+			t.Errorf("paused: %+v", st)
+		}
+		time.Sleep(time.Minute) // of the bubble
+		synctest.Wait()
+		st = must(t)(c.Switch(t.Context(), st.ID))
+		if st.Flipped < 5 || st.Flipped > 20 {
+			t.Errorf("moved %d", st.Flipped)
+		}
+		moved := st.Flipped
+		must(t)(c.ResumeSwitch(t.Context(), admin.SwitchCommand{ID: st.ID}))
+		_, err := c.ResumeSwitch(t.Context(), admin.SwitchCommand{ID: st.ID})
+		refused(t, err, admin.CodeTooLate, "is not paused")
+		time.Sleep(3 * time.Second) // of the bubble
+		must(t)(c.AbortSwitch(t.Context(), admin.SwitchCommand{ID: st.ID}))
+		st = must(t)(c.WaitSwitch(t.Context(), st.ID, nil))
+		if st.State != "aborted" || st.Flipped <= moved || st.Flipped > 30 || st.Batch.Rule != 0 {
+			t.Errorf("aborted: %+v, batch %+v", st, st.Batch)
+		}
+		// What has moved goes back by a batch of those topics.
+		back := must(t)(c.ReverseSwitch(t.Context(), admin.SwitchCommand{ID: st.ID, DryRun: true}))
+		if back.Total != st.Flipped || back.Batch.Namespace != "" || back.To != "a" {
+			t.Errorf("reversed: %+v", back)
+		}
+	})
+}
+
+// SW-16.
+func TestATopicOfABatchIsRefusedToOthersNamingIt(t *testing.T) {
+	r := newRig(t, "p1", "p2") // nobody leads
+	names := r.orders(5)
+	st := must(t)(r.client("p1").StartSwitch(t.Context(), namespaced(nil)))
+	for what, req := range map[string]admin.SwitchRequest{"one topic": plan("c", names[2]), "some": plan("c", names[2], topic1), "all": namespaced(func(q *admin.SwitchRequest) { q.To = "c" }), "at once": immediate("c", names[2])} {
+		_, err := r.client("p2").StartSwitch(t.Context(), req)
+		t.Log(what)
+		refused(t, err, admin.CodeSwitching, "batch "+st.ID+" of ann@ops to b, which is checking, has it")
+	}
+	must(t)(r.client("p2").StartSwitch(t.Context(), plan("c", topic1)))
+	// Of several at once at most one begins.
+	for round := range 10 {
+		r := newRig(t, "p1", "p2")
+		r.orders(3)
+		errs := make([]error, 2)
+		var wg sync.WaitGroup
+		for i, id := range []string{"p1", "p2"} {
+			wg.Go(func() {
+				_, errs[i] = r.client(id).StartSwitch(t.Context(), namespaced(func(q *admin.SwitchRequest) { q.To = []string{"b", "c"}[i] }))
+			})
+		}
+		wg.Wait()
+		running, err := r.st.RunningBatches(t.Context())
+		started := 0
+		for _, err := range errs {
+			if err == nil {
+				started++
+			}
+		}
+		if err != nil || len(running) != started || started > 1 {
+			t.Errorf("round %d: %d run, %d were told so (%v)", round, len(running), started, errs)
+		}
+	}
+}
+
+func TestADryRunOfABatchIsASampleAndSaysSo(t *testing.T) {
+	r := newRig(t, "p1")
+	names := r.orders(1000)
+	r.set(names[0], "b")
+	r.listed["a"] = append(r.listed["a"], names[1]+"-billing-DLQ")
+	req := namespaced(func(q *admin.SwitchRequest) { q.DryRun, q.Percent = true, 50 })
+	st := must(t)(r.client("p1").StartSwitch(t.Context(), req))
+	if st.State != "planned" || st.ID != "" || len(st.Preflights) != 64 || st.Total < 400 || st.Total > 600 || !strings.Contains(strings.Join(st.Notes, " "), fmt.Sprintf("a sample of 64 of the %d topics", st.Total)) || st.Batch.Forecast.Topics != 64 {
+		t.Errorf("dry run = %+v, %+v", st.Notes, st.Batch)
+	}
+	if b := st.Batch; b.Ends[0] != 1 || b.Ends[len(b.Ends)-1] != st.Total || b.Namespace != "" || b.Scope != "50% of namespace acme/orders" {
+		t.Errorf("batch = %+v", b)
+	}
+	if all, err := r.st.Batches(t.Context(), 5); err != nil || len(all) != 0 {
+		t.Errorf("a dry run has left %+v, %v", all, err)
+	}
+	req.Percent, req.Prefix = 0, "n00"
+	st = must(t)(r.client("p1").StartSwitch(t.Context(), req))
+	if st.Total != 10 || len(st.Preflights) != 10 || len(st.Notes) != 0 || len(st.Skipped) != 1 { // n001 to n009, and the DLQ of n001
+		t.Errorf("by prefix: %+v", st)
+	}
+}
+
+// What no client of the namespace may notice: the rule sends its topics where their entries did, at the same epoch.
+func TestTheRuleOfANamespaceIsNotBelowItsEntries(t *testing.T) {
+	r := newRig(t, "p1")
+	r.set(topic1, "b")
+	r.set(topic2, "b")
+	r.set(topic2, "a")
+	r.set(topic2, "b") // epoch 3
+	r.set("persistent://acme/orders/t3", "c")
+	epoch, removed, err := r.servers["p1"].RuleNamespace(t.Context(), switching.Batch{ID: "sw-1", Namespace: "acme/orders", To: "b"})
+	if err != nil || epoch != 3 || removed != 2 {
+		t.Errorf("epoch %d, %d removed, %v", epoch, removed, err)
+	}
+	r.expect(topic1, "b", 3)
+	r.expect(topic2, "b", 3)
+	r.expect("persistent://acme/orders/t3", "c", 1)
+	if again, n, err := r.servers["p1"].RuleNamespace(t.Context(), switching.Batch{ID: "sw-1", Namespace: "acme/orders", To: "b"}); err != nil || again != 3 || n != 0 {
+		t.Errorf("once more: epoch %d, %d removed, %v", again, n, err)
+	}
+}
