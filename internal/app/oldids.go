@@ -2,13 +2,16 @@ package app
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"sync"
 	"time"
 
 	"pointsman/core/route"
 	"pointsman/core/session"
+	"pointsman/core/switching"
 	"pointsman/internal/pulsaradmin"
 	"pointsman/store"
 )
@@ -36,6 +39,8 @@ type oldIDs struct {
 // translator finds a message of one cluster on another: what it returns is TranslatedCopy or TranslatedNext.
 type translator interface {
 	Translate(ctx context.Context, topic, from, to string, at session.Position) (session.Translated, error)
+	// Last is the position of a cluster's last message; Entry −1 when its ledger has none.
+	Last(ctx context.Context, topic, cluster string) (pulsaradmin.Position, error)
 }
 
 type epochOf struct {
@@ -201,12 +206,68 @@ func (o *oldIDs) find(t session.Translation) session.Translated {
 	case from == t.Cluster:
 		return session.Translated{Kind: session.TranslatedCopy, At: t.At}
 	}
+	drained, err := o.drainOf(ctx, topic.Base(), t)
+	if err != nil {
+		return session.Translated{Kind: session.TranslatedFailed, Text: err.Error()}
+	}
+	if drained != nil || t.Last {
+		return o.findDrained(ctx, t, from, drained)
+	}
 	a, err := o.translate.Translate(ctx, t.Topic, from, t.Cluster, t.At)
 	if err != nil {
 		o.log.Warn("a message id of before a move could not be translated", "topic", t.Topic, "from", from, "to", t.Cluster, "ledger", t.At.Ledger, "entry", t.At.Entry, "err", err)
 		return session.Translated{Kind: session.TranslatedFailed, Text: err.Error()}
 	}
 	return a
+}
+
+// drainOf is the record of the switch that took the topic away from the cluster of t without its messages; nil when the topic was moved otherwise.
+func (o *oldIDs) drainOf(ctx context.Context, base string, t session.Translation) (*switching.Record, error) {
+	e, ok, err := o.store.Entry(ctx, base)
+	if err != nil || !ok || e.SwitchID == "" || e.Cluster != t.Cluster || e.Epoch != t.Epoch+1 {
+		return nil, err
+	}
+	rec, err := o.store.Switch(ctx, e.SwitchID)
+	if errors.Is(err, store.ErrNotFound) {
+		return nil, nil
+	}
+	if err != nil || rec.Mode != switching.ModeDrain || rec.To != t.Cluster {
+		return nil, err
+	}
+	return &rec, nil
+}
+
+// findDrained is find for a topic that left a cluster without its messages: whoever has had all of that goes on with what was published since.
+func (o *oldIDs) findDrained(ctx context.Context, t session.Translation, from string, rec *switching.Record) session.Translated {
+	var tail, end pulsaradmin.Position // of both clusters, when the topic moved
+	known := rec != nil && rec.Receipt != nil
+	if known {
+		var errTail, errEnd error
+		tail, errTail = pulsaradmin.ParsePosition(rec.Receipt.Tail[t.Topic])
+		end, errEnd = pulsaradmin.ParsePosition(rec.Receipt.First[t.Topic])
+		known = errTail == nil && errEnd == nil
+	}
+	if !known {
+		return session.Translated{Kind: session.TranslatedFailed, Text: fmt.Sprintf("the receipt of the switch that took the topic from cluster %s does not say where both clusters ended", from)}
+	}
+	if t.Last {
+		last, err := o.translate.Last(ctx, t.Topic, t.Cluster)
+		switch {
+		case err != nil:
+			o.log.Warn("the last message of a topic that leaves a cluster could not be found out", "topic", t.Topic, "from", from, "to", t.Cluster, "err", err)
+			return session.Translated{Kind: session.TranslatedFailed, Text: err.Error()}
+		case last.Entry < 0 || !end.Before(last):
+			return session.Translated{Kind: session.TranslatedUnknown, Text: fmt.Sprintf("nothing was published to cluster %s since the switch", t.Cluster)}
+		}
+		return session.Translated{Kind: session.TranslatedCopy, At: session.Position{Ledger: uint64(last.Ledger), Entry: uint64(last.Entry)}}
+	}
+	if at := (pulsaradmin.Position{Ledger: int64(t.At.Ledger), Entry: int64(t.At.Entry)}); at.Before(tail) {
+		return session.Translated{Kind: session.TranslatedGone, Text: fmt.Sprintf("message %s is on cluster %s, whose last one is %s", at, from, tail)}
+	}
+	if end.Ledger < 0 {
+		return session.Translated{Kind: session.TranslatedNext, At: session.Position{Ledger: math.MaxUint64, Entry: math.MaxUint64}} // the oldest one
+	}
+	return session.Translated{Kind: session.TranslatedNext, At: session.Position{Ledger: uint64(end.Ledger), Entry: uint64(end.Entry + 1)}}
 }
 
 // adminTranslator finds messages by the clusters' admin addresses.
@@ -234,6 +295,16 @@ func (a adminTranslator) Translate(ctx context.Context, topic, from, to string, 
 		return session.Translated{}, err
 	}
 	return translated(t), nil
+}
+
+// Last implements translator.
+func (a adminTranslator) Last(ctx context.Context, topic, cluster string) (pulsaradmin.Position, error) {
+	c, err := a.client(cluster)
+	if err != nil {
+		return pulsaradmin.NoPosition, err
+	}
+	log, err := c.Tail(ctx, topic)
+	return log.Last, err
 }
 
 // translated: only what is exact counts as the copy itself. What is not sure is delivered again.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"math"
 	"slices"
 	"strings"
 	"testing"
@@ -21,12 +22,18 @@ const topicOfOldIDs = "persistent://public/default/t"
 // fakeTranslator knows one answer.
 type fakeTranslator struct {
 	asked []string
+	last  pulsaradmin.Position
 	err   error
 }
 
 func (f *fakeTranslator) Translate(_ context.Context, topic, from, to string, at session.Position) (session.Translated, error) {
 	f.asked = append(f.asked, topic+" "+from+"→"+to)
 	return session.Translated{Kind: session.TranslatedCopy, At: session.Position{Ledger: at.Ledger + 1, Entry: at.Entry}}, f.err
+}
+
+func (f *fakeTranslator) Last(_ context.Context, topic, cluster string) (pulsaradmin.Position, error) {
+	f.asked = append(f.asked, topic+" at "+cluster)
+	return f.last, f.err
 }
 
 func move(t *testing.T, table *route.Table, cluster string) *route.Table {
@@ -123,6 +130,60 @@ func TestAPositionIsTranslatedByTheHistoryOfTheMap(t *testing.T) {
 	f.err = errors.New("cluster b does not answer")
 	if a := ask(1); a.Kind != session.TranslatedFailed || a.Text != f.err.Error() {
 		t.Errorf("%+v", a)
+	}
+}
+
+// A topic that left a cluster without its messages: who has had all of that goes on with what was published since, who has not is refused, and
+// what was published since is the end of the topic for a reader that asks.
+func TestAPositionOfADrainedClusterIsAPlaceOnTheNewOne(t *testing.T) {
+	st := store.NewMemory()
+	e := route.Entry{Topic: topicOfOldIDs, Cluster: "b", Epoch: 1, SwitchID: "s1"}
+	const one, empty = topicOfOldIDs + "-partition-0", topicOfOldIDs + "-partition-1"
+	rec := switching.Record{ID: "s1", Rev: 1, Topic: topicOfOldIDs, From: "a", To: "b", Epoch: 1, Mode: switching.ModeDrain, Receipt: &switching.Receipt{
+		Tail: map[string]string{one: "5:9", empty: "-1:-1"}, First: map[string]string{one: "7:3", empty: "-1:-1"},
+	}}
+	if err := st.Apply(t.Context(), store.Change{Entries: []store.EntryChange{{Topic: topicOfOldIDs, After: &e}}, Switch: &rec}); err != nil {
+		t.Fatal(err)
+	}
+	o := newOldIDs(st, slog.New(slog.DiscardHandler), "a")
+	defer o.close()
+	f := &fakeTranslator{}
+	o.translate = f
+	at := func(topic string, ledger, entry uint64, last bool) session.Translated {
+		return o.find(session.Translation{Topic: topic, Epoch: 0, At: session.Position{Ledger: ledger, Entry: entry}, Cluster: "b", Last: last})
+	}
+	if a := at(one, 5, 8, false); a.Kind != session.TranslatedGone || !strings.Contains(a.Text, "5:8 is on cluster a") {
+		t.Errorf("what is on the old cluster alone became %+v", a)
+	}
+	want := session.Translated{Kind: session.TranslatedNext, At: session.Position{Ledger: 7, Entry: 4}}
+	if a := at(one, 5, 9, false); a != want {
+		t.Errorf("the last message became %+v, want %+v", a, want)
+	}
+	if a := at(empty, 5, 0, false); a.Kind != session.TranslatedNext || a.At.Ledger != math.MaxUint64 {
+		t.Errorf("on a partition that was empty on both clusters it became %+v", a)
+	}
+	for _, c := range []struct {
+		last pulsaradmin.Position
+		want session.TranslatedKind
+	}{
+		{pulsaradmin.Position{Ledger: 7, Entry: 3}, session.TranslatedUnknown},
+		{pulsaradmin.Position{Ledger: 8, Entry: -1}, session.TranslatedUnknown},
+		{pulsaradmin.Position{Ledger: 7, Entry: 4}, session.TranslatedCopy},
+	} {
+		f.last = c.last
+		if a := at(one, 5, 9, true); a.Kind != c.want {
+			t.Errorf("with %s as the last message of the new cluster: %+v", c.last, a)
+		}
+	}
+	if !slices.Equal(f.asked, []string{one + " at b", one + " at b", one + " at b"}) {
+		t.Errorf("asked %v", f.asked)
+	}
+	rec.Rev, rec.Receipt = 2, nil
+	if err := st.PutSwitch(t.Context(), rec); err != nil {
+		t.Fatal(err)
+	}
+	if a := at(one, 5, 9, false); a.Kind != session.TranslatedFailed {
+		t.Errorf("without a receipt: %+v", a)
 	}
 }
 
