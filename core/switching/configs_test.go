@@ -29,6 +29,18 @@ var configs = []config{
 	{name: "a forgotten member", proxies: 2, messages: 1, left: budget{crash: 1, forget: 1}},
 	{name: "a map that is too old", proxies: 2, messages: 1, left: budget{cut: 1, age: 1}},
 
+	{name: "a drain with a client that moves", proxies: 2, messages: 1, drain: true, consumer: true, live: true, left: budget{move: 1}},
+	{name: "two subscriptions that drain", proxies: 1, messages: 2, drain: true, two: true, live: true},
+	{name: "a drain in which somebody stays connected", proxies: 1, messages: 2, drain: true, consumer: true, live: true, left: budget{late: 1}},
+	{name: "a drain in which somebody seeks", proxies: 1, messages: 1, drain: true, consumer: true, live: true, left: budget{seek: 1}},
+	{name: "a drain with a cut-off proxy", proxies: 2, messages: 1, drain: true, consumer: true, live: true, left: budget{cut: 1}},
+	{name: "a drain with a crash", proxies: 1, messages: 1, drain: true, consumer: true, live: true, left: budget{crash: 1}},
+	{name: "a drain under two leaders", proxies: 1, messages: 0, drain: true, live: true, left: budget{change: 1, unknown: 1}},
+	{name: "a drain that is taken back", proxies: 1, messages: 2, drain: true, consumer: true, live: true, left: budget{back: 1}},
+	{name: "a drain that is taken back, with a new subscription", proxies: 1, messages: 1, drain: true, consumer: true, fresh: true, live: true, left: budget{back: 1}},
+	{name: "a drain that is taken back by a cut-off proxy", proxies: 1, messages: 1, drain: true, consumer: true, live: true, left: budget{cut: 1, back: 1}},
+	{name: "a drain that is taken back with a lost leg", proxies: 1, messages: 1, drain: true, consumer: true, live: true, left: budget{leg: 1, back: 1}},
+
 	{name: "crash and cut", proxies: 1, messages: 1, left: budget{crash: 1, cut: 1}, live: true, deep: true},
 	{name: "two crashes", proxies: 1, messages: 1, left: budget{crash: 2}, live: true, deep: true},
 	{name: "two cuts", proxies: 1, messages: 2, left: budget{cut: 2}, live: true, deep: true},
@@ -42,6 +54,13 @@ var configs = []config{
 	{name: "three proxies, cut", proxies: 3, messages: 1, left: budget{cut: 1}, deep: true},
 	{name: "crash with a consumer, two proxies", proxies: 2, messages: 1, consumer: true, left: budget{crash: 1}, deep: true},
 	{name: "cut with a late cursor", proxies: 1, messages: 1, consumer: true, left: budget{cut: 1, change: 1}, deep: true},
+	{name: "a drain with a cut-off proxy, and a consumer that moves", proxies: 2, messages: 1, drain: true, consumer: true, left: budget{move: 1, cut: 1}, deep: true},
+	{name: "a drain of two subscriptions on two proxies, one cut off", proxies: 2, messages: 1, drain: true, two: true, left: budget{cut: 1, late: 1}, deep: true},
+	{name: "a drain that is taken back under two leaders", proxies: 1, messages: 0, drain: true, live: true, left: budget{change: 1, back: 1, wish: 1}, deep: true},
+	{name: "a drain of one message under two leaders", proxies: 1, messages: 1, drain: true, consumer: true, left: budget{change: 1}, deep: true},
+	{name: "a drain that is taken back under two leaders, of one message", proxies: 1, messages: 1, drain: true, consumer: true, left: budget{change: 1, back: 1}, deep: true},
+	{name: "a drain that is taken back and crashes", proxies: 1, messages: 1, drain: true, consumer: true, left: budget{crash: 1, back: 1}, deep: true},
+	{name: "a drain that is taken back, of two subscriptions", proxies: 2, messages: 2, drain: true, two: true, left: budget{back: 1}, deep: true},
 }
 
 // testLimit bounds the states of one world in the tests; none of those that are not deep comes near it without the race detector.

@@ -38,7 +38,15 @@ func (m *model) appendWorld(dst []byte, w *world) []byte {
 	dst = appendQueue(dst, w.a)
 	dst = appendQueue(dst, w.b)
 	l := &w.left
-	dst = append(dst, w.replicated, w.home, w.next, w.acked, w.ackA, w.ackB, w.processed, w.carried, bits(w.inexact, w.haunted))
+	dst = append(dst, w.replicated, w.home, w.next, w.acked, w.carried, bits(w.inexact, w.haunted))
+	for k := range m.subs() {
+		if dst = append(dst, w.ackA[k], w.ackB[k], w.processed[k]); m.drain {
+			dst = append(dst, w.at[k], w.hadOnB[k], w.want[k])
+		}
+	}
+	if m.drain {
+		dst = append(dst, w.made, w.copied, byte(l.back|l.seek<<4), byte(l.late))
+	}
 	return append(dst, byte(l.crash|l.cut<<4), byte(l.leg|l.move<<4), byte(l.change|l.unknown<<4), byte(l.again|l.forget<<4), byte(l.age|l.wish<<4))
 }
 
@@ -51,10 +59,12 @@ func (m *model) appendProc(dst []byte, p *proc) []byte {
 	dst = appendEntry(dst, p.p.told)
 	dst = appendEntry(dst, p.disk)
 	dst = appendHandle(dst, &p.prod)
-	if m.consumer {
-		dst = appendHandle(dst, &p.cons)
+	for k := range m.subs() {
+		dst = appendHandle(dst, &p.cons[k])
 	}
-	dst = appendQueue(dst, p.orphans)
+	if dst = appendQueue(dst, p.orphans); m.drain {
+		dst = appendQueue(dst, p.orphansB)
+	}
 	for a := range p.prepared {
 		dst = append(dst, p.prepared[a], p.fenced[a], p.clean[a], p.evicting[a])
 	}
@@ -162,7 +172,7 @@ func TestTheModelKnowsEveryFieldOfTheStates(t *testing.T) {
 	for _, known := range []struct {
 		of     any
 		fields int
-	}{{Gate{}, 5}, {Proxy{}, 11}, {Lease{}, 3}, {Controller{}, 25}, {route.Entry{}, 7}, {RecordState{}, 6}, {world{}, 18}, {proc{}, 22}, {leader{}, 12}, {handle{}, 10}, {budget{}, 10}} {
+	}{{Gate{}, 5}, {Proxy{}, 11}, {Lease{}, 3}, {Controller{}, 25}, {route.Entry{}, 7}, {RecordState{}, 6}, {world{}, 23}, {proc{}, 23}, {leader{}, 12}, {handle{}, 10}, {budget{}, 13}} {
 		if n := reflect.TypeOf(known.of).NumField(); n != known.fields {
 			t.Errorf("%T has %d fields, and appendWorld was written for %d: add the new one, or worlds that differ count as one", known.of, n, known.fields)
 		}

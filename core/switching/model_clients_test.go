@@ -1,6 +1,10 @@
 package switching
 
-import "pointsman/core/route"
+import (
+	"time"
+
+	"pointsman/core/route"
+)
 
 // eachOfProducer: the client that publishes, its handle in proxy i, and the brokers behind it.
 func (m *model) eachOfProducer(w *world, i int, do doer) {
@@ -8,6 +12,9 @@ func (m *model) eachOfProducer(w *world, i int, do doer) {
 	h := &p.prod
 	if p.orphans.n > 0 {
 		do(evOrphan, i, false, func(w *world) { m.store(w, false, false, w.procs[i].orphans.pop()) })
+	}
+	if p.orphansB.n > 0 {
+		do(evOrphanB, i, false, func(w *world) { m.store(w, true, false, w.procs[i].orphansB.pop()) })
 	}
 	home := int(w.home) == i
 	if !p.up {
@@ -110,65 +117,83 @@ func (m *model) eachOfProducerHandle(w *world, i int, s Standing, do doer) {
 	}
 }
 
-// evict is an unload on a: its handles are gone, and so is what they had sent.
+// evict is an unload on the cluster that the map names: its handles are gone, and so is what they had sent.
 func (m *model) evict(w *world) {
+	b := w.entry.Cluster == "b"
 	for i := range m.proxies {
 		p := &w.procs[i]
-		p.orphans = queue{}
-		for _, h := range []*handle{&p.prod, &p.cons} {
-			if !h.on || h.b {
-				continue
+		if b {
+			p.orphansB = queue{}
+		} else {
+			p.orphans = queue{}
+		}
+		m.evictHandle(p, &p.prod, b)
+		for k := range p.cons {
+			if held := p.cons[k].held; m.evictHandle(p, &p.cons[k], b) && !b {
+				w.ackA[k] |= held
 			}
-			h.sent, h.dead = queue{}, true
-			if Admit(m.standing(p)).Message == Drop { // swallowed under the fence
-				h.g.BrokerClosed()
-				h.g.Outstanding = uint32(h.back.n)
-				continue
-			}
-			// The client is told, and comes back.
-			w.ackA |= h.held
-			*h = handle{}
 		}
 		m.settle(p)
 	}
 }
 
-// eachOfConsumer: the client that consumes. It uses the last proxy.
-func (m *model) eachOfConsumer(w *world, i int, do doer) {
+// evictHandle tells whether the client was told, and so gave up what was held.
+func (m *model) evictHandle(p *proc, h *handle, b bool) bool {
+	if !h.on || h.b != b {
+		return false
+	}
+	h.sent, h.dead = queue{}, true
+	if Admit(m.standing(p)).Message == Drop { // swallowed under the fence
+		h.g.BrokerClosed()
+		h.g.Outstanding = uint32(h.back.n)
+		return false
+	}
+	*h = handle{} // the client comes back
+	return true
+}
+
+// eachOfConsumer: the client that consumes subscription k.
+func (m *model) eachOfConsumer(w *world, i, k int, do doer) {
 	p := &w.procs[i]
-	if i != m.proxies-1 || !p.up {
+	if int(w.at[k]) != i || !p.up {
 		return
 	}
 	s := m.standing(p)
-	h := &p.cons
+	h := &p.cons[k]
+	home, waits := m.home(p.p.Entry(), k)
 	if !h.on {
-		if Admit(s).Open == Pass {
+		if Admit(s).Open == Pass && !waits && (m.listed(k) || home == "b") {
 			do(evSubscribe, i, false, func(w *world) {
 				p := &w.procs[i]
-				p.cons = handle{on: true, client: true, b: p.p.Entry().Cluster == "b", g: Gate{Epoch: p.p.Entry().Epoch}}
+				p.cons[k] = handle{on: true, client: true, b: home == "b", g: Gate{Epoch: p.p.Entry().Epoch}}
+				if m.drain && home == "b" && m.listed(k) && w.made>>k&1 == 0 { // by the SUBSCRIBE, at the end
+					w.made |= 1 << k
+					w.ackB[k] |= w.b.set()
+				}
 			})
 		}
+		m.eachOfMove(w, i, k, do)
 		return
 	}
-	log, acked := w.a, w.ackA
+	log, acked := w.a, w.ackA[k]
 	if h.b {
-		log, acked = w.b, w.ackB
+		log, acked = w.b, w.ackB[k]
 	}
 	for x := uint8(1); x <= m.messages && !h.dead; x++ {
 		if log.set()>>x&1 == 0 || acked>>x&1 == 1 || h.seen>>x&1 == 1 {
 			continue
 		}
 		probe := h.g
-		k := evDeliver
+		e := evDeliver
 		if probe.Message(s) != Pass {
-			k = evMessageDropped
+			e = evMessageDropped
 		}
-		do(k, i, false, func(w *world) {
-			h := &w.procs[i].cons
+		do(e, i, false, func(w *world) {
+			h := &w.procs[i].cons[k]
 			h.seen |= 1 << x
 			if h.g.Message(s) == Pass {
 				h.unread |= 1 << x
-				w.processed |= 1 << x
+				m.had(w, k, h.b, x)
 			}
 		})
 		break // in order
@@ -181,30 +206,35 @@ func (m *model) eachOfConsumer(w *world, i int, do doer) {
 		if m.is(acksNotHeld) && action == Hold {
 			action = Pass
 		}
-		k := evAck
+		e := evAck
 		if action == Hold {
-			k = evAckHeld
+			e = evAckHeld
 		}
-		do(k, i, false, func(w *world) {
-			h := &w.procs[i].cons
+		do(e, i, false, func(w *world) {
+			h := &w.procs[i].cons[k]
 			h.unread &^= 1 << x
 			switch {
 			case action == Hold:
 				h.held |= 1 << x
 			case action == Pass && h.b:
-				w.ackB |= 1 << x
+				w.ackB[k] |= 1 << x
 			case action == Pass && !h.dead:
-				w.ackA |= 1 << x
+				w.ackA[k] |= 1 << x
 			}
 		})
+		if m.drain {
+			break // in order, for the worlds to stay small
+		}
 	}
-	if h.g.MustClose(s) {
+	if h.g.MustClose(s) || m.drain && !h.g.Closing && (h.b != (home == "b") || waits) {
 		do(evCloseHandle, i, false, func(w *world) {
 			p := &w.procs[i]
-			p.cons = handle{}
+			p.cons[k] = handle{}
 			m.settle(p)
 		})
 	}
+	m.eachOfSeek(w, i, k, do)
+	m.eachOfMove(w, i, k, do)
 }
 
 // eachOfLeader: the next step of one that believes to lead.
@@ -212,7 +242,7 @@ func (m *model) eachOfLeader(w *world, i int, do doer) {
 	l := &w.leaders[i]
 	now := modelNow
 	step := l.c.Next(now)
-	if late := l.c.Next(modelLate); late.Record.State == StateAborted && step.Record.State != StateAborted && l.c.stage >= stagePrepared {
+	if late := l.c.Next(modelLate); late.Work == WorkWrite && l.c.gaveUp(late) && !l.c.gaveUp(step) && l.c.stage >= stagePrepared && l.c.stage <= stageFlip {
 		do(evDeadline, i, false, func(w *world) { m.write(w, i, late, evDeadline) })
 	}
 	observe := func(w *world, r Report) {
@@ -220,10 +250,7 @@ func (m *model) eachOfLeader(w *world, i int, do doer) {
 		r.Began = now
 		l.half = false
 		l.c.Observe(now, step, r)
-		if l.c.Nudge(); l.c.abort != "" {
-			l.c.abort = "x"
-		}
-		l.c.notes, l.c.waiting = "", ""
+		l.normalize()
 		// What nobody else can notice happens at once.
 		if !m.consumer && l.c.stage == stageReadBack {
 			l.c.stage = stageTailAgain
@@ -235,7 +262,7 @@ func (m *model) eachOfLeader(w *world, i int, do doer) {
 	plain := func(k kind, r Report) { do(k, i, false, func(w *world) { observe(w, r) }) }
 	switch step.Work {
 	case WorkRead:
-		alone := !w.leaders[1].on && w.left.change == 0 && w.left.unknown == 0 && w.left.wish == 0
+		alone := !w.leaders[1].on && w.left.change == 0 && w.left.unknown == 0 && w.left.wish == 0 && w.left.back == 0
 		if alone {
 			plain(evRead, Report{Record: w.rec, Entry: w.entry})
 			return
@@ -256,11 +283,15 @@ func (m *model) eachOfLeader(w *world, i int, do doer) {
 		})
 	case WorkWrite:
 		k := evWrite
-		switch step.Record.State {
-		case StateAborted:
+		switch {
+		case step.Record.State == StateAborted:
 			k = evAbort
-		case StateEvicting:
+		case step.Record.State == StateEvicting && step.Record.Return:
+			k = evReturn
+		case step.Record.State == StateEvicting:
 			k = evFlip
+		case m.drain:
+			k = m.kindOfDrain(step)
 		}
 		if w.entry != step.Before || w.rec.Rev+1 != step.Record.Rev {
 			k = evConflict
@@ -286,7 +317,7 @@ func (m *model) eachOfLeader(w *world, i int, do doer) {
 				observe(w, Report{Answer: Conflict})
 				return
 			}
-			w.rec.Rev, w.rec.State = step.Record.Rev, step.Record.State
+			w.rec.Rev, w.rec.State, w.rec.Return = step.Record.Rev, step.Record.State, step.Record.Return
 			m.checkRecord(w)
 			observe(w, Report{})
 		})
@@ -316,14 +347,21 @@ func (m *model) eachOfLeader(w *world, i int, do doer) {
 		if l.tailSeen {
 			tail = l.tail
 		}
+		if step.Return {
+			tail = w.b.n
+		}
 		plain(evTail, Report{Tail: tails[tail]})
 	case WorkReplicated:
 		if step.Tail <= tails[w.replicated] {
 			plain(evReplicated, Report{})
 		}
 	case WorkCarry:
+		if m.drain {
+			m.carryDrain(i, do, observe)
+			return
+		}
 		if !l.half && m.consumer {
-			do(evCarrySnap, i, false, func(w *world) { w.leaders[i].half, w.leaders[i].snap = true, w.ackA })
+			do(evCarrySnap, i, false, func(w *world) { w.leaders[i].half, w.leaders[i].snap = true, w.ackA[0] })
 			return
 		}
 		do(evCarry, i, false, func(w *world) {
@@ -333,12 +371,12 @@ func (m *model) eachOfLeader(w *world, i int, do doer) {
 			attempt := uint8(1) << l.c.key.Attempt
 			switch {
 			case m.is(cursorsAtEnd):
-				w.ackB |= w.b.set()
+				w.ackB[0] |= w.b.set()
 			case !m.is(carryOnce) || w.carried&^attempt == 0:
-				w.ackB = w.leaders[i].snap
+				w.ackB[0] = w.leaders[i].snap
 			}
 			for n := range m.proxies { // a reset disconnects whoever consumes
-				if h := &w.procs[n].cons; h.on && h.b {
+				if h := &w.procs[n].cons[0]; h.on && h.b {
 					*h = handle{}
 				}
 			}
@@ -353,12 +391,25 @@ func (m *model) eachOfLeader(w *world, i int, do doer) {
 			plain(evReadBack, Report{Answer: NotYet})
 		}
 	case WorkTailAgain:
-		r := Report{}
-		if step.Tail < tails[w.a.n] && !m.is(drainBeforeFence) {
+		r, log := Report{}, &w.a
+		if step.Return {
+			log = &w.b
+		}
+		if step.Tail < tails[log.n] && !m.is(drainBeforeFence) {
 			r.Foreign = "x"
 		}
 		plain(evTailAgain, r)
+	case WorkDrained, WorkReturnable, WorkCopy:
+		m.eachOfDrain(w, i, step, do, observe)
 	}
+}
+
+// normalize forgets what is for people, and that time passes.
+func (l *leader) normalize() {
+	if l.c.Nudge(); l.c.abort != "" {
+		l.c.abort = "x"
+	}
+	l.c.notes, l.c.waiting, l.c.leaveAgain = "", "", time.Time{}
 }
 
 // roster is the first half of a slow survey.
@@ -408,10 +459,7 @@ func (m *model) write(w *world, i int, step Step, k kind) {
 	}
 	l.half, l.snap = false, 0
 	l.c.Observe(now, step, r)
-	if l.c.Nudge(); l.c.abort != "" {
-		l.c.abort = "x"
-	}
-	l.c.notes, l.c.waiting = "", ""
+	l.normalize()
 }
 
 // survey reads roster, sessions and acks.

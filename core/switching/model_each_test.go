@@ -23,11 +23,11 @@ func (m *model) each(w *world, emit func(event, *world)) {
 		m.eachOfProcess(w, i, do)
 		m.eachOfStore(w, i, do)
 		m.eachOfProducer(w, i, do)
-		if m.consumer {
-			m.eachOfConsumer(w, i, do)
+		for k := range m.subs() {
+			m.eachOfConsumer(w, i, k, do)
 		}
 	}
-	if w.replicated < w.a.n {
+	if w.replicated < w.a.n && !m.drain {
 		do(evReplicate, 0, false, func(w *world) {
 			m.store(w, true, true, w.a.m[w.replicated])
 			w.replicated++
@@ -67,11 +67,14 @@ func (m *model) each(w *world, emit func(event, *world)) {
 			w.leaders[0] = leader{on: true, c: m.leader(w)}
 		})
 	}
+	if m.drain {
+		m.eachOfOperator(w, do)
+	}
 }
 
 func (m *model) leader(w *world) Controller {
 	rec := m.record()
-	rec.Attempt = w.rec.Attempt
+	rec.Attempt, rec.Return = w.rec.Attempt, w.rec.Return
 	return NewController(rec)
 }
 
@@ -112,14 +115,15 @@ func (m *model) eachOfProcess(w *world, i int, do doer) {
 			do(k, i, false, func(w *world) { m.ack(&w.procs[i], d) })
 		}
 	}
-	if w.left.crash > 0 && p.p.Entry().State == route.StateActive && p.p.synced && (p.disk != p.p.Entry() || p.oldDisk && !p.aged) {
+	if settled := p.p.Entry().State == route.StateActive || p.p.Entry().State == route.StateDraining; w.left.crash > 0 && settled && p.p.synced && (p.disk != p.p.Entry() || p.oldDisk && !p.aged) {
 		do(evLazySave, i, false, func(w *world) {
 			p := &w.procs[i]
-			p.disk, p.oldDisk = p.p.Entry(), p.aged
-			p.p.Saved(p.disk)
+			if p.disk, p.oldDisk = p.p.Entry(), p.aged; p.disk.State == route.StateActive {
+				p.p.Saved(p.disk)
+			}
 		})
 	}
-	if p.orphans.n == 0 && (p.lost || p.p.started == modelNow) {
+	if p.orphans.n == 0 && p.orphansB.n == 0 && (p.lost || p.p.started == modelNow) {
 		do(evSettle, i, false, func(w *world) {
 			p := &w.procs[i]
 			p.lost, p.p.started = false, modelOld
@@ -158,7 +162,7 @@ func (m *model) start(w *world, i int) {
 func (m *model) crash(w *world, i int) {
 	p := &w.procs[i]
 	m.loseLeg(w, i)
-	p.cons = handle{}
+	p.cons = [maxSubs]handle{}
 	p.lost = false // nobody knows any more
 	p.up, p.conn, p.lease, p.p = false, noSession, Lease{}, Proxy{}
 	if p.session {
@@ -177,9 +181,13 @@ func (m *model) loseLeg(w *world, i int) {
 	}
 	p.prod.g.LegLost()
 	p.lost = p.lost || p.prod.g.Lost
-	if !p.prod.b && !p.prod.dead {
+	orphans := &p.orphans
+	if p.prod.b {
+		orphans = &p.orphansB
+	}
+	if (!p.prod.b || m.drain) && !p.prod.dead {
 		for _, x := range p.prod.sent.m[:p.prod.sent.n] {
-			if !p.orphans.push(x) {
+			if !orphans.push(x) {
 				m.full = true
 			}
 		}
@@ -203,11 +211,15 @@ func (m *model) settle(p *proc) {
 	e := p.p.Entry()
 	switch {
 	case e.State == route.StateFenced && !p.p.drained:
-		if h := &p.prod; !h.on || h.b || h.g.Drained() || m.is(noReceipts) {
+		if h := &p.prod; !h.on || h.b != (e.Cluster == "b") || h.g.Drained() || m.is(noReceipts) {
 			p.p.Drained(KeyOf(e), !p.lost || m.is(dirtyLegClean), "")
 		}
-	case e.State == route.StateActive && !p.p.evicted:
-		if (!p.prod.on || p.prod.g.Epoch == e.Epoch) && (!p.cons.on || p.cons.g.Epoch == e.Epoch) {
+	case (e.State == route.StateActive || e.State == route.StateDraining) && !p.p.evicted:
+		old := p.prod.on && p.prod.g.Epoch != e.Epoch
+		for k := range p.cons {
+			old = old || p.cons[k].on && p.cons[k].g.Epoch != e.Epoch
+		}
+		if !old {
 			p.p.Evicted(e)
 		}
 	}
@@ -215,16 +227,24 @@ func (m *model) settle(p *proc) {
 
 func (m *model) learn(w *world, i int, e route.Entry) {
 	p := &w.procs[i]
+	was := p.p.Entry()
 	p.p.Learn(e)
-	m.told(p)
-	if now := p.p.Entry(); now.State == route.StateActive && p.cons.held != 0 {
-		if now.Cluster == "b" {
-			w.ackB |= p.cons.held
-		} else {
-			w.ackA |= p.cons.held
+	now := p.p.Entry()
+	for k := range p.cons {
+		h := &p.cons[k]
+		if m.drain && h.on {
+			m.followDrain(h, k, was, now)
 		}
-		p.cons.held = 0
+		if (now.State == route.StateActive || now.State == route.StateDraining) && h.held != 0 {
+			if now.Cluster == "b" && (!m.drain || h.b) {
+				w.ackB[k] |= h.held
+			} else if !m.drain || !h.b {
+				w.ackA[k] |= h.held
+			}
+			h.held = 0
+		}
 	}
+	m.told(p)
 }
 
 func (m *model) ack(p *proc, d Duty) {

@@ -12,7 +12,10 @@ import (
 // what can happen next. What is simplified: a survey is one instant unless the config is slow, telling
 // the loops is instant (the table is swapped first), B does not replicate to A, and a broker opens and closes at once.
 
-const maxProxies = 3
+const (
+	maxProxies = 3
+	maxSubs    = 2
+)
 
 var (
 	modelNow  = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
@@ -93,9 +96,9 @@ type proc struct {
 	p        Proxy
 	lease    Lease
 	prod     handle
-	cons     handle
-	lost     bool // SENDs of a leg that was lost may be at the broker
-	aged     bool // no contact for max_map_age
+	cons     [maxSubs]handle // a consumer of each subscription
+	lost     bool            // SENDs of a leg that was lost may be at the broker
+	aged     bool            // no contact for max_map_age
 	disk     route.Entry
 	oldDisk  bool // and of the disk copy, whatever the process knows
 	member   bool
@@ -104,6 +107,7 @@ type proc struct {
 	session  bool  // the store has the session of this process
 	old      bool  // and that of the process before
 	orphans  queue // SENDs in cluster a's buffers from legs that ended
+	orphansB queue // and in those of b, of a drain: only then b can become the old cluster
 	prepared [2]uint8
 	fenced   [2]uint8 // acks by attempt; bits are incarnations
 	clean    [2]uint8
@@ -127,7 +131,10 @@ type leader struct {
 }
 
 // budget is how much may still go wrong.
-type budget struct{ crash, cut, leg, move, change, unknown, again, forget, age, wish int8 }
+type budget struct {
+	crash, cut, leg, move, change, unknown, again, forget, age, wish int8
+	back, seek, late                                                 int8 // of a drain
+}
 
 // world is one state.
 type world struct {
@@ -138,18 +145,25 @@ type world struct {
 	ghost   Step // a write whose sender does not know what became of it, and that may still come
 	haunted bool
 
-	a, b       queue // what is stored
-	replicated uint8 // how many of a's entries are on b
-	home       uint8 // the proxy that the client goes to
-	next       uint8 // of the producer: the next message on this connection
-	acked      uint8 // of the producer: the last receipt
-	ackA, ackB uint8 // the subscription's cursors, as bits of messages
-	processed  uint8 // messages that the consumer has had
-	carried    uint8 // attempts that have carried cursors, as bits
+	a, b       queue          // what is stored
+	replicated uint8          // how many of a's entries are on b
+	home       uint8          // the proxy that the client goes to
+	next       uint8          // of the producer: the next message on this connection
+	acked      uint8          // of the producer: the last receipt
+	ackA, ackB [maxSubs]uint8 // the subscriptions' cursors, as bits of messages
+	processed  [maxSubs]uint8 // messages that the consumer has had
+	carried    uint8          // attempts that have carried cursors, as bits
 	// inexact: cursors may be behind: a leader that was replaced has carried, or a member that holds publishes alone (P8) was not waited for
 	// and its consumers go on.
 	inexact bool
 	left    budget
+
+	// Of a drain:
+	at     [maxSubs]uint8 // the proxy that the consumer goes to
+	made   uint8          // subscriptions that b has, as bits
+	hadOnB [maxSubs]uint8 // messages that the consumer had from b
+	want   [maxSubs]uint8 // messages that the consumer wants again
+	copied uint8          // how many of b's entries are on a
 }
 
 // mutant is a set of rules that are taken out.
@@ -188,6 +202,13 @@ const (
 	cursorsAtEnd
 	acksNotHeld
 	carryOnce
+	subsNotMade // of a drain, as the following
+	homeIgnored
+	leftByDelivery
+	leavesAtOnce
+	alwaysReturnable
+	returnableOnce
+	copyInPart
 )
 
 // config is one bounded world.
@@ -196,6 +217,9 @@ type config struct {
 	proxies  int
 	messages uint8
 	consumer bool
+	drain    bool // without replication
+	two      bool // a second subscription
+	fresh    bool // and the second one is made on b, after the flip
 	joiner   bool // the last proxy is new
 	left     budget
 	mutant   mutant
@@ -271,6 +295,25 @@ const (
 	evWish
 	evFlip
 	evAbort
+	evBack // of a drain, as the following
+	evRedrive
+	evConsumerMoves
+	evSeek
+	evOrphanB
+	evConnected
+	evDrained
+	evLate
+	evLeaving
+	evPutBack
+	evLeft
+	evEmpty
+	evReturnable
+	evTouched
+	evCopyReads
+	evCopy
+	evCopied
+	evReturn
+	evGivenUp
 	evLocalUndo
 	kinds
 )
@@ -279,7 +322,9 @@ var kindNames = [kinds]string{"send", "drop", "a stores", "b stores", "a stores 
 	"deliver", "message dropped", "ack", "ack held", "subscribe", "learn", "save", "lazy save", "ack prepared", "ack clean", "ack dirty", "ack evicting", "crash", "start", "start from disk",
 	"open session", "register", "sync", "renew lease", "lease lapses", "cut off", "heal", "session expires", "old session expires", "settle", "map too old", "forget",
 	"leader changes", "read", "write", "conflict", "unknown, done", "unknown, on its way", "late write comes", "roster", "survey", "evict", "tail", "replicated", "carry reads", "carry writes",
-	"read back", "tail again", "record", "deadline", "next attempt", "operator aborts", "flip", "abort", "local undo"}
+	"read back", "tail again", "record", "deadline", "next attempt", "operator aborts", "flip", "abort",
+	"the way back", "driven anew", "consumer moves", "seek", "b stores from a lost leg", "who is connected", "what is left", "leaving for too long", "leaving", "put back", "left", "nothing is left",
+	"nobody had a message", "somebody had a message", "copy reads", "copy writes", "all is copied", "return", "return given up", "local undo"}
 
 // event is what happened: to which proxy or leader.
 type event struct {
@@ -308,7 +353,11 @@ func (m *model) fail(format string, args ...any) {
 }
 
 func (m *model) record() Record {
-	return Record{ID: "s", Attempt: 1, Topic: "t", From: "a", To: "b", Mode: ModePlanned, State: StateRequested, Epoch: 2}
+	rec := Record{ID: "s", Attempt: 1, Topic: "t", From: "a", To: "b", Mode: ModePlanned, State: StateRequested, Epoch: 2}
+	if m.drain {
+		rec.Mode = ModeDrain
+	}
+	return rec
 }
 
 func (m *model) initial() world {
@@ -325,7 +374,21 @@ func (m *model) initial() world {
 		p.lease.Synced(0)
 	}
 	w.leaders[0] = leader{on: true, c: NewController(m.record())}
+	for k := range w.at {
+		w.at[k] = uint8((2*m.proxies - 1 - k) % m.proxies)
+	}
 	return w
+}
+
+// subs are the subscriptions of the world.
+func (m *model) subs() int {
+	switch {
+	case m.two, m.fresh:
+		return 2
+	case m.consumer:
+		return 1
+	}
+	return 0
 }
 
 func (m *model) standing(p *proc) Standing {
@@ -343,12 +406,16 @@ func (m *model) store(w *world, b, replicated bool, msg uint8) {
 		log = &w.b
 	}
 	switch {
-	case !b && flipped:
+	case !b && flipped && (!m.drain || !replicated):
 		m.fail("I1: message %d is stored on a after the flip", msg)
 	case b && !replicated && !flipped:
 		m.fail("I1: message %d is stored on b before the flip", msg)
 	}
-	if has := log.set(); has>>msg&1 == 0 {
+	has := log.set()
+	if m.drain {
+		has = w.a.set() | w.b.set()
+	}
+	if has>>msg&1 == 0 {
 		for x := uint8(1); x < msg; x++ {
 			if has>>x&1 == 0 {
 				m.fail("I3: message %d is stored before message %d", msg, x)
@@ -374,23 +441,26 @@ func (m *model) apply(w *world, s Step) bool {
 	if !same {
 		return false
 	}
-	if w.entry.Cluster == "b" && s.After.Cluster == "a" {
+	if w.entry.Cluster == "b" && s.After.Cluster == "a" && !s.Record.Return {
 		m.fail("I4: the entry goes back from b to a")
+	}
+	if m.drain {
+		m.checkDrain(w, s)
 	}
 	if s.After.Epoch < w.entry.Epoch {
 		m.fail("I4: the epoch shrinks")
 	}
-	if s.After.Cluster == "b" && w.entry.Cluster == "a" {
+	if s.After.Cluster == "b" && w.entry.Cluster == "a" && !m.drain {
 		if lost := w.a.set() &^ w.b.set(); lost != 0 {
 			m.fail("I2: at the flip messages %b of a are not on b", lost)
 		}
-		if behind := w.ackA &^ w.ackB; behind != 0 && !w.inexact {
+		if behind := w.ackA[0] &^ w.ackB[0]; behind != 0 && !w.inexact {
 			m.fail("cursors: at the flip b does not know that messages %b are acknowledged", behind)
 		}
 	}
 	w.entry = s.After
 	if !m.is(recordLags) && !m.is(splitWrites) || m.is(splitWrites) && w.rec.Rev+1 == s.Record.Rev {
-		w.rec.Rev, w.rec.State = s.Record.Rev, s.Record.State
+		w.rec.Rev, w.rec.State, w.rec.Return = s.Record.Rev, s.Record.State, s.Record.Return
 	}
 	m.checkRecord(w)
 	return true
@@ -398,41 +468,65 @@ func (m *model) apply(w *world, s Step) bool {
 
 // checkRecord is I7, and that the end in the record is the end in the map.
 func (m *model) checkRecord(w *world) {
-	mine := w.entry.Attempt == w.rec.Attempt
+	mine := w.entry.Attempt == w.rec.Attempt || w.entry.State == route.StateDraining // a way back may have been asked for
 	switch {
 	case w.entry.State != route.StateActive && !m.is(recordLags) && (w.rec.State.Over() || !mine):
 		m.fail("I7: the entry is in attempt %d, and no running record has it", w.entry.Attempt)
 	case w.rec.State == StateAborted && w.entry.Cluster == "b" && mine:
 		m.fail("I7: the record says aborted, the map says b")
+	case w.rec.State == StateReturned && w.entry.Cluster != "a":
+		m.fail("I7: the record says returned, the map says b")
 	case (w.rec.State == StateDone || w.rec.State == StateIncomplete) && w.entry.Cluster != "b":
 		m.fail("I7: the record says %s, the map says a", w.rec.State)
 	}
 }
 
+// listed tells whether subscription k was there before the switch.
+func (m *model) listed(k int) bool { return !m.fresh || k == 0 }
+
 // good is the end that I5 wants to be reachable: everything at rest, everything acknowledged.
 func (m *model) good(w *world) bool {
-	return w.rec.State.Over() && w.entry.State == route.StateActive && w.acked == m.messages && (!m.consumer || w.acknowledged()&allMessages(m.messages) == allMessages(m.messages))
+	if !w.rec.State.Over() || w.entry.State != route.StateActive || w.acked != m.messages {
+		return false
+	}
+	all := allMessages(m.messages)
+	for k := range m.subs() {
+		if m.drain && m.listed(k) && (w.processed[k] != all || w.behind(k) != 0 || w.want[k] != 0) || !m.drain && w.acknowledged(k)&all != all {
+			return false
+		}
+	}
+	return true
 }
 
-func (w *world) acknowledged() uint8 {
+func (w *world) acknowledged(k int) uint8 {
 	if w.entry.Cluster == "b" {
-		return w.ackB
+		return w.ackB[k]
 	}
-	return w.ackA
+	return w.ackA[k]
+}
+
+// behind are the messages that the topic's cluster has and that are not acknowledged.
+func (w *world) behind(k int) uint8 {
+	if w.entry.Cluster == "b" {
+		return w.b.set() &^ w.ackB[k]
+	}
+	return w.a.set() &^ w.ackA[k]
 }
 
 func allMessages(n uint8) uint8 { return (1<<n - 1) << 1 }
 
 // check is what must hold in every state.
 func (m *model) check(w *world) {
-	if passed := w.ackB &^ w.processed; passed != 0 {
-		m.fail("I6: b's cursor has passed messages %b, which nobody has had", passed)
+	for k := range m.subs() {
+		if passed := (w.ackB[k] &^ w.processed[k]); passed != 0 {
+			m.fail("I6: b's cursor has passed messages %b, which nobody has had", passed)
+		}
 	}
 	for i := range m.proxies {
 		p := &w.procs[i]
-		if e := p.p.Entry(); p.up && e.Topic != "" && e.State == route.StateActive && !p.aged {
+		if e := p.p.Entry(); p.up && e.Topic != "" && (e.State == route.StateActive || e.State == route.StateDraining) && !p.aged {
 			if Admit(m.standing(p)).Send != Pass {
-				m.fail("I8: proxy %d knows the topic as active and takes no publish", i+1)
+				m.fail("I8: proxy %d knows the topic as active or draining and takes no publish", i+1)
 			}
 		}
 	}

@@ -43,6 +43,17 @@ var mutants = []struct {
 	{"cursors are absolute positions (C8)", cursorsAtEnd, config{proxies: 1, messages: 1, consumer: true}, "I6"},
 	{"acknowledgements are held under the fence (P7)", acksNotHeld, config{proxies: 1, messages: 1, consumer: true}, "cursors"},
 	{"every attempt carries the cursors anew (C8)", carryOnce, config{proxies: 1, messages: 1, consumer: true, left: budget{again: 1}}, "cursors"},
+
+	// Of a drain.
+	{"the subscriptions are on the new cluster before the flip", subsNotMade, config{proxies: 1, messages: 2, drain: true, consumer: true}, "I6"},
+	{"a subscription that is listed is served by the old cluster", homeIgnored, config{proxies: 1, messages: 2, drain: true, consumer: true}, "order"},
+	{"what is not acknowledged is left, delivered or not", leftByDelivery, config{proxies: 1, messages: 1, drain: true, consumer: true}, "drain: subscription 0 leaves messages"},
+	{"who leaves is first cut off from the old cluster", leavesAtOnce, config{proxies: 1, messages: 1, drain: true, consumer: true, left: budget{seek: 1}}, "drain: subscription 0 leaves"},
+	{"the way back is closed when somebody had a message", alwaysReturnable, config{proxies: 1, messages: 1, drain: true, consumer: true, fresh: true, left: budget{back: 1}}, "return: subscription"},
+	{"which is judged within the fence", returnableOnce, config{proxies: 1, messages: 1, drain: true, consumer: true, fresh: true, left: budget{back: 1}}, "return: subscription"},
+	{"the way back brings all messages", copyInPart, config{proxies: 1, messages: 2, drain: true, consumer: true, left: budget{back: 1}}, "return: messages"},
+	{"the fence of a drain waits for receipts (P5)", noReceipts, config{proxies: 1, messages: 1, drain: true, consumer: true}, "I1"},
+	{"so does that of a way back (P5)", noReceipts, config{proxies: 1, messages: 1, drain: true, consumer: true, left: budget{back: 1}}, "I1"},
 }
 
 func TestEveryRuleIsNeeded(t *testing.T) {

@@ -31,6 +31,14 @@ func newWalk(seed uint64, coverage *[kinds]int) *walk {
 	r.config = config{proxies: 1 + rng.IntN(maxProxies), messages: uint8(1 + rng.IntN(6)), consumer: rng.IntN(2) == 0, slow: true,
 		left: budget{crash: min(some(), 3), cut: some(), leg: some(), move: some(), change: some(), unknown: some(), again: 1, forget: some(), age: some(), wish: int8(rng.IntN(2))}}
 	r.joiner = r.proxies > 1 && rng.IntN(3) == 0
+	if rng.IntN(3) == 0 {
+		r.drain, r.two = true, r.consumer && rng.IntN(2) == 0
+		r.left.again, r.left.back, r.left.age = 0, int8(rng.IntN(2)), 0
+		r.left.seek, r.left.late = some(), some()
+		if r.fresh = r.two && rng.IntN(2) == 0; r.fresh {
+			r.left.back = 1
+		}
+	}
 	r.w = r.initial()
 	return r
 }
