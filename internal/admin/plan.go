@@ -136,10 +136,16 @@ func (p *planner) entry(base string) (*route.Entry, error) {
 	if !ok {
 		return nil, nil
 	}
-	if e.State != route.StateActive {
-		return nil, &Error{Code: CodeConflict, Message: fmt.Sprintf("%s is %s by switch %s", base, stateName(e.State), e.SwitchID), Remedy: "wait for that switch to end"}
+	switch e.State {
+	case route.StateActive:
+		return &e, nil
+	case route.StateDraining:
+		return nil, &Error{
+			Code: CodeConflict, Message: fmt.Sprintf("%s is draining from cluster %s by switch %s", base, route.DrainFrom(e.Drain), e.SwitchID),
+			Remedy: fmt.Sprintf("see what is left with `pointsman switch status %s`, or take it back with `pointsman switch reverse %s`", e.SwitchID, e.SwitchID),
+		}
 	}
-	return &e, nil
+	return nil, &Error{Code: CodeConflict, Message: fmt.Sprintf("%s is %s by switch %s", base, stateName(e.State), e.SwitchID), Remedy: "wait for that switch to end"}
 }
 
 func (p *planner) putEntry(t target, before, after *route.Entry) (bool, error) {

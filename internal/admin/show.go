@@ -41,6 +41,9 @@ func (s *Server) handleExplain(ctx context.Context, r *http.Request) (any, error
 	default:
 		s.explainLookup(ctx, &x)
 	}
+	if d.Drain != "" {
+		note("%s", drainNote(d))
+	}
 	if t.System() {
 		note("this topic belongs to Pulsar itself: it has no entry of its own and follows its namespace")
 	}
@@ -51,6 +54,31 @@ func (s *Server) handleExplain(ctx context.Context, r *http.Request) (any, error
 	}
 	s.explainStore(ctx, &x, t, d)
 	return x, nil
+}
+
+// drainNote says who is served by which cluster, of a topic that drains or whose drain is being taken back.
+func drainNote(d route.Decision) string {
+	drain, err := route.ParseDrain(d.Drain)
+	if err != nil {
+		return "who still reads the old cluster cannot be told: " + err.Error()
+	}
+	if len(drain.Subs) == 0 {
+		return fmt.Sprintf("every subscription has left cluster %s; the drain ends when nobody is connected there any more", drain.From)
+	}
+	const most = 20
+	var names []string
+	for _, sub := range drain.Subs[:min(most, len(drain.Subs))] {
+		name := fmt.Sprintf("%q", sub.Name)
+		if sub.Leaving {
+			name += " (about to move)"
+		}
+		names = append(names, name)
+	}
+	if more := len(drain.Subs) - most; more > 0 {
+		names = append(names, fmt.Sprintf("and %d more", more))
+	}
+	return fmt.Sprintf("producers and new subscriptions are on cluster %s; these subscriptions read cluster %s until they have nothing left there: %s; %d have moved; see `pointsman switch status %s`",
+		d.Cluster, drain.From, strings.Join(names, ", "), drain.Gone, d.SwitchID)
 }
 
 func (s *Server) explainLookup(ctx context.Context, x *Explanation) {
