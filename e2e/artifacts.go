@@ -16,52 +16,67 @@ import (
 
 // Artifacts are the programs that a run needs, all under Cache except the binary under test.
 type Artifacts struct {
-	Cache     string // e2e/.cache: fetched and compiled once, kept from run to run
-	Jars      string // folder with Pulsar and its dependencies
-	Classes   string // the compiled Java driver and the rig's standalone
-	GoDriver  string
-	Python    string // interpreter of the venv with pulsar-client
-	PyDriver  string
-	Pointsman string // bin/pointsman; PointsmanErr says why there is none
+	Cache    string // e2e/.cache: fetched and compiled once, kept from run to run
+	Jars     string // folder with Pulsar and its dependencies
+	Classes  string // the compiled Java driver and the rig's standalone
+	GoDriver string
+	Python   string // interpreter of the venv with pulsar-client
+	PyDriver string
+	// RustDriver is there only when Clients contains Rust.
+	RustDriver string
+	Clients    []Client // those that can run here
+	Pointsman  string   // bin/pointsman; PointsmanErr says why there is none
 	// PointsmanErr is set when the binary could not be built: everything but the Pointsman tests can still run.
 	PointsmanErr error
 
 	mu sync.Mutex // held while Maven runs
 }
 
-// Preflight names every tool that is missing, each with the command that installs it; nil when all are there.
-func Preflight(ctx context.Context, module string) error {
+// What Preflight asks for. The Rust client can be left out.
+const (
+	NeedAll         = "1"
+	NeedAllButCargo = "all-but-cargo"
+)
+
+// Preflight names every tool that is missing, each with the command that installs it; nil when what is needed is there.
+func Preflight(ctx context.Context, module, need string) error {
 	cmd := exec.CommandContext(ctx, "sh", filepath.Join("scripts", "preflight.sh"))
 	cmd.Dir = module
-	cmd.Env = append(os.Environ(), "REQUIRE_E2E=1") // to it, whatever these tests need is required
+	cmd.Env = append(os.Environ(), "REQUIRE_E2E="+need)
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("the end-to-end tests cannot run here (%w):\n%s", err, out)
+		return fmt.Errorf("%w:\n%s", err, out)
 	}
 	return nil
 }
 
 // Prepare fetches and compiles what is not in the cache yet. module is the root folder of the checkout.
-func Prepare(ctx context.Context, module string) (*Artifacts, error) {
+func Prepare(ctx context.Context, module string, clients []Client) (*Artifacts, error) {
 	here := filepath.Join(module, "e2e")
 	cache := filepath.Join(here, ".cache")
 	a := &Artifacts{
 		Cache: cache, Jars: filepath.Join(cache, "lib"), Classes: filepath.Join(cache, "classes"),
 		GoDriver: filepath.Join(cache, "bin", "godriver"), Python: filepath.Join(cache, "venv", "bin", "python"),
 		PyDriver: filepath.Join(here, "clients", "python", "driver.py"), Pointsman: filepath.Join(module, "bin", "pointsman"),
+		RustDriver: filepath.Join(cache, "rust", "release", "driver"), Clients: clients,
 	}
 	if err := os.MkdirAll(cache, 0o755); err != nil {
 		return nil, err
 	}
 	var wg sync.WaitGroup
-	var java, python, golang error
+	var java, python, golang, rust error
 	wg.Go(func() { java = a.prepareJava(ctx, here) })
 	wg.Go(func() { python = a.preparePython(ctx, here) })
+	wg.Go(func() {
+		if slices.Contains(clients, Rust) { // cargo knows by itself what is built
+			rust = run(ctx, filepath.Join(here, "clients", "rust"), "cargo", "build", "-q", "--release", "--locked", "--target-dir", filepath.Join(cache, "rust"))
+		}
+	})
 	wg.Go(func() {
 		golang = run(ctx, module, "go", "build", "-o", a.GoDriver, "./e2e/clients/godriver")
 		a.PointsmanErr = run(ctx, module, "make", "-s", "build") // never an old binary under test
 	})
 	wg.Wait()
-	return a, errors.Join(java, python, golang)
+	return a, errors.Join(java, python, golang, rust)
 }
 
 func (a *Artifacts) prepareJava(ctx context.Context, here string) error {

@@ -19,10 +19,14 @@ const (
 	Java   Client = "java"
 	Go     Client = "go"
 	Python Client = "python"
+	Rust   Client = "rust"
 )
 
-// Clients are all of them.
-var Clients = [...]Client{Java, Go, Python}
+// Replicates tells whether the client can ask for a subscription whose state is replicated.
+func (c Client) Replicates() bool { return c != Rust }
+
+// ReadsOn tells whether the client's reader goes on where it was after its topic was closed. Rust's begins anew at its start position.
+func (c Client) ReadsOn() bool { return c != Rust }
 
 // Driver is a running client driver. Its methods may be called from any goroutine.
 type Driver struct {
@@ -68,6 +72,8 @@ func StartDriver(art *Artifacts, procs *Processes, client Client, name, mode str
 		cmd = art.javaCommand(256, 256, "Driver", args...)
 	case Go:
 		cmd = exec.Command(art.GoDriver, args...)
+	case Rust:
+		cmd = exec.Command(art.RustDriver, args...)
 	default:
 		cmd = exec.Command(art.Python, append([]string{art.PyDriver}, args...)...)
 	}

@@ -23,6 +23,38 @@ func TestTheTableOfGuaranteesIsOfTheMeasuredRows(t *testing.T) {
 	golden.Sections(t, filepath.Join("..", "docs", "guarantees.md"), map[string]string{"table": Table(rows)})
 }
 
+func TestTheTableOfLongRunsIsOfTheMeasuredOnes(t *testing.T) {
+	file, err := os.Open(filepath.Join("testdata", "runs.jsonl"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	runs, err := ReadRuns(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	golden.Sections(t, filepath.Join("..", "docs", "guarantees.md"), map[string]string{"runs": RunsTable(runs)})
+}
+
+func TestARunSumsUpWhatTheConsumerAndBothLogsGot(t *testing.T) {
+	acks := []Event{{N: 0, T: 1500}, {N: 1, T: 1000}, {N: 2, T: 2000}}
+	run := Run{Date: "2026-11-29", Client: "go", Traffic: TrafficOf([]string{"--sync", "true", "--batch", "false"}), Asked: 5, Reached: rateOf(acks), Switches: 2, Messages: len(acks),
+		HoldP50: 10, HoldP99: 20.4, HoldMax: 30}
+	for _, numbers := range [][]int64{{0, 1, 2}, {0, 2, 1, 1}, {0, 1}} {
+		var recvs []Event
+		for _, n := range numbers {
+			recvs = append(recvs, Event{N: n})
+		}
+		run.take(Compare(acks, recvs))
+	}
+	if line := "| 2026-11-29 | go | synchronous, no batches | 5 / 3 | 2 | 3 | 1 | 1 | 1 | 0 | 10 / 20 / 30 |\n"; !strings.HasSuffix(RunsTable([]Run{run}), line) {
+		t.Errorf("got %s, want the last line to be %s", RunsTable([]Run{run}), line)
+	}
+	if got := TrafficOf(nil); got != "asynchronous, batches" {
+		t.Errorf("without flags: %q", got)
+	}
+}
+
 func TestRowsOfOneSubscriptionAreSummedUp(t *testing.T) {
 	two := int64(2)
 	text := Table([]Row{

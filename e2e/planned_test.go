@@ -39,7 +39,7 @@ func often(few, many int) int {
 // someClient is all clients, or in an ordinary run one of them.
 func someClients(one Client) []Client {
 	if full {
-		return Clients[:]
+		return artifacts.Clients
 	}
 	return []Client{one}
 }
@@ -60,14 +60,17 @@ func byHand(n int) int {
 	return n
 }
 
+// moreFlags are for the live driver of TestPlannedSwitch; E2E_FLAGS is for runs by hand.
+func moreFlags() []string { return strings.Fields(os.Getenv("E2E_FLAGS")) }
+
 // SW-01, SW-02, SW-03, SW-14: one producer, every kind of subscription and a reader, producer and consumers through different proxies, ledger ids on cluster a
 // far above those of b; there and back under load. The application sees no error, nothing is lost, nothing comes twice, the order of each key is kept.
 func TestPlannedSwitchWithEverySubscription(t *testing.T) {
 	raiseLedgers(t, rig.A)
-	for _, client := range Clients {
+	for _, client := range artifacts.Clients {
 		t.Run(string(client), func(t *testing.T) {
 			l := startLoad(t, loadConfig{
-				scenario: "every subscription type, keyed batches", client: client, topic: newTopic("acme/geo", "every-"+string(client)), keys: 20, reader: true,
+				scenario: "every subscription type, keyed batches", client: client, topic: newTopic("acme/geo", "every-"+string(client)), keys: 20, reader: client.ReadsOn(),
 				subs: []string{
 					"exclusive:exclusive:individual:1", "cumulative:exclusive:cumulative:1", "failover:failover:individual:2", "failover-cumulative:failover:cumulative:1",
 					"shared:shared:individual:2", "key-shared:key_shared:individual:2",
@@ -103,7 +106,7 @@ func TestPlannedSwitchOfOtherTraffic(t *testing.T) {
 	for _, s := range scenarios[:often(5, 6)] {
 		for _, client := range someClients(s.one) {
 			name := strings.ReplaceAll(s.name, " ", "-") + "/" + string(client)
-			if done[name] || client == Python && slices.Contains(s.flags, "--chunk-size") { // Python cannot choose the size
+			if done[name] || (client == Python || client == Rust) && slices.Contains(s.flags, "--chunk-size") { // Python cannot choose the size, Rust has no chunks
 				continue
 			}
 			done[name] = true
@@ -113,7 +116,7 @@ func TestPlannedSwitchOfOtherTraffic(t *testing.T) {
 					must(t, rig.A.CreatePartitioned(limited(t, 30*time.Second), topic, s.parts))
 				}
 				l := startLoad(t, loadConfig{
-					scenario: s.name, client: client, topic: topic, parts: s.parts, rate: s.rate, keys: s.keys, flags: s.flags, reader: s.parts == 0, reverse: true,
+					scenario: s.name, client: client, topic: topic, parts: s.parts, rate: s.rate, keys: s.keys, flags: s.flags, reader: s.parts == 0 && client.ReadsOn(), reverse: true,
 					subs: []string{"failover:failover:individual:1", "shared:shared:individual:1"},
 				})
 				l.thereAndBack(2)
@@ -126,7 +129,7 @@ func TestPlannedSwitchOfOtherTraffic(t *testing.T) {
 // SW-01: at 1,000 messages per second, there and back, with neighbours on the same connections: each message once and in order, for the live consumer and in
 // the logs of both clusters, and the neighbours notice nothing (SW-12).
 func TestPlannedSwitch(t *testing.T) {
-	for _, client := range Clients {
+	for _, client := range artifacts.Clients {
 		t.Run(string(client), func(t *testing.T) {
 			proxies := pair(t)
 			topic := newTopic("acme/geo", "planned-"+string(client))
@@ -135,7 +138,7 @@ func TestPlannedSwitch(t *testing.T) {
 				setRoute(t, proxies[0], name, cluster.Name)
 				awaitRoute(t, name, cluster.Name)
 			}
-			live := startLive(t, client, proxies[0].URL, plannedRate(), topic, sameOwner(t, rig.A, topic, neighbourA, proxies[0]), sameOwner(t, rig.B, topic, neighbourB, proxies[0]))
+			live := startLive(t, client, proxies[0].URL, plannedRate(), moreFlags(), topic, sameOwner(t, rig.A, topic, neighbourA, proxies[0]), sameOwner(t, rig.B, topic, neighbourB, proxies[0]))
 			var holds []float64
 			gaps := live.moves(t, byHand(often(4, 10)), func(round int) {
 				to := []*Cluster{rig.A, rig.B}[round%2]
@@ -144,24 +147,32 @@ func TestPlannedSwitch(t *testing.T) {
 				awaitClients(t, topic, to)
 			})
 			record := live.end(t, t.Errorf)
-			t.Logf("%s: %d planned switches: hold p50 %.0f ms, max %.0f ms; gap p50 %.0f ms, max %.0f ms", client, len(holds),
-				Percentile(holds, 0.5), Percentile(holds, 1), Percentile(gaps, 0.5), Percentile(gaps, 1))
 			acks, recvs := record.Of(0)
+			run := Run{
+				Date: time.Now().UTC().Format(time.DateOnly), Client: string(client), Traffic: TrafficOf(moreFlags()), Asked: plannedRate(), Reached: rateOf(acks), Switches: len(holds),
+				Messages: len(acks), Errors: len(record.Errors), HoldP50: Percentile(holds, 0.5), HoldP99: Percentile(holds, 0.99), HoldMax: Percentile(holds, 1),
+			}
+			t.Logf("%s: %d planned switches at %.0f msg/s: hold p50 %.0f ms, p99 %.0f ms, max %.0f ms; gap p50 %.0f ms, max %.0f ms", client, len(holds), run.Reached,
+				run.HoldP50, run.HoldP99, run.HoldMax, Percentile(gaps, 0.5), Percentile(gaps, 1))
 			row := Row{Mode: "planned", Scenario: fmt.Sprintf("neighbours on the same connections, %d msg/s", plannedRate()), Client: string(client), Subscription: "shared", Holds: holds, Gaps: gaps}
-			row.take(Compare(acks, recvs), len(record.Errors))
+			d := Compare(acks, recvs)
+			row.take(d, len(record.Errors))
 			row.save(t)
-			t.Logf("%s: live consumer: %v", client, Compare(acks, recvs))
-			if d := Compare(acks, recvs); !d.Perfect() {
+			run.take(d)
+			t.Logf("%s: live consumer: %v", client, d)
+			if !d.Perfect() {
 				t.Errorf("live consumer: %v; want each message once and in order", d)
 			}
 			for _, c := range []*Cluster{rig.B, rig.A} {
 				got := readUntilComplete(t, c, topic, acks)
 				d := Compare(acks, got)
+				run.take(d)
 				t.Logf("%s: read on %s: %v", client, c.Name, d)
 				if !d.Perfect() {
 					t.Errorf("read on cluster %s: %v; want each message once and in order", c.Name, d)
 				}
 			}
+			appendLine(t, os.Getenv("E2E_RUNS"), run)
 		})
 	}
 }
@@ -308,11 +319,16 @@ func (l *load) named(cluster string) *Cluster {
 // save adds the row to the file that E2E_RESULTS names.
 func (r *Row) save(t *testing.T) {
 	t.Helper()
-	path := os.Getenv("E2E_RESULTS")
+	appendLine(t, os.Getenv("E2E_RESULTS"), r)
+}
+
+// appendLine adds a line of JSON to a file; to none where path is empty.
+func appendLine(t *testing.T, path string, line any) {
+	t.Helper()
 	if path == "" {
 		return
 	}
-	text, err := json.Marshal(r)
+	text, err := json.Marshal(line)
 	must(t, err)
 	file, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
 	must(t, err)

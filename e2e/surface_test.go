@@ -43,7 +43,7 @@ func TestThePlannedSwitchOfTheCommandLine(t *testing.T) {
 	topic := newTopic("acme/geo", "cli")
 	setRoute(t, proxies[0], topic, rig.A.Name)
 	awaitRoute(t, topic, rig.A.Name)
-	live := startLive(t, Go, proxies[0].URL, 200, topic)
+	live := startLive(t, Go, proxies[0].URL, 200, nil, topic)
 	p := check(t, proxies[0], topic, rig.B.Name)
 	if p.Verdict != switching.Fine || p.Forecast == nil || p.Forecast.Producers != 1 || p.Forecast.Consumers != 1 || p.SubscriptionCount != 1 {
 		t.Errorf("preflight: %s, forecast %+v, %d subscriptions; want all fine, one producer, consumer and subscription", p.Verdict, p.Forecast, p.SubscriptionCount)

@@ -27,7 +27,7 @@ func TestTLSOnEitherSideWithEachClient(t *testing.T) {
 	for _, secure := range []string{"a", "b"} {
 		p := startSecure(t, secure, "proxy")
 		t.Run("brokers of "+secure, func(t *testing.T) {
-			for _, client := range Clients {
+			for _, client := range artifacts.Clients {
 				for _, c := range []*Cluster{rig.A, rig.B} {
 					topic := newTopic("acme/plain", fmt.Sprintf("tls-%s-%s", secure, client))
 					setRoute(t, p, topic, c.Name)
@@ -54,11 +54,11 @@ func TestTLSOnEitherSideWithEachClient(t *testing.T) {
 // A live topic of each client over TLS moves from a cluster with TLS to one without, and back.
 func TestTLSLiveSwitch(t *testing.T) {
 	p := startSecure(t, "a", "proxy")
-	for _, client := range Clients {
+	for _, client := range artifacts.Clients {
 		t.Run(string(client), func(t *testing.T) {
 			topic := newTopic("acme/geo", "tls-live-"+string(client))
 			setRoute(t, p, topic, "a")
-			live := startDriver(t, client, "live", "--url", p.TLS, "--ca", rig.tlsFile("ca.pem"), "--topics", topic, "--rates", "500", "--type", "shared", "--replicated", "true")
+			live := startDriver(t, client, "live", "--url", p.TLS, "--ca", rig.tlsFile("ca.pem"), "--topics", topic, "--rates", "500", "--type", "shared", "--replicated", strconv.FormatBool(client.Replicates()))
 			await(t, live, "the first messages", func(r Record) bool { return len(r.Recvs) >= 300 })
 			for _, to := range []*Cluster{rig.B, rig.A} {
 				switchTopic(t, p, topic, to.Name)
@@ -82,7 +82,7 @@ func TestTLSLiveSwitch(t *testing.T) {
 // The clients do verify: a certificate for another name is refused by each.
 func TestTLSClientsVerifyTheProxysName(t *testing.T) {
 	p := startSecure(t, "b", "stranger")
-	for _, client := range Clients {
+	for _, client := range artifacts.Clients {
 		t.Run(string(client), func(t *testing.T) {
 			before := metric(t, p, "pointsman_closed_connections_total", `side="client"`, `reason="tls_handshake"`)
 			d := startDriver(t, client, "produce", "--url", p.TLS, "--ca", rig.tlsFile("ca.pem"), "--topic", newTopic("acme/plain", "refused"), "--count", "1")

@@ -17,7 +17,7 @@ func TestEachClientMovesTenThousandMessages(t *testing.T) {
 	for _, addr := range addresses() {
 		for _, cluster := range addr.clusters {
 			t.Run(addr.name+"/"+cluster.Name, func(t *testing.T) {
-				for _, client := range Clients {
+				for _, client := range artifacts.Clients {
 					topic := newTopic("acme/plain", "ten-thousand-"+string(client))
 					addr.place(t, topic, cluster)
 					write, read := addr.write(t, cluster), addr.read(t, cluster)
@@ -44,7 +44,7 @@ func forEach(t *testing.T, scenario func(t *testing.T, client Client, addr addre
 			if addr.name == "pointsman" {
 				pair(t)
 			}
-			for _, client := range Clients {
+			for _, client := range artifacts.Clients {
 				t.Run(string(client), func(t *testing.T) {
 					t.Parallel()
 					scenario(t, client, addr, cluster)
@@ -79,7 +79,9 @@ func TestSubscriptionTypesAndReader(t *testing.T) {
 		got, err := exclusive.WaitDone(limited(t, 60*time.Second))
 		must(t, err)
 		want(t, "exclusive", sorted(Compare(sent.Acks, got.Recvs)), count)
-		if len(got.Errors) != 1 || !strings.Contains(got.Errors[0].Text, "ConsumerBusy") {
+		if client == Rust { // it tries again until the first one has gone
+			noErrors(t, exclusive, got)
+		} else if len(got.Errors) != 1 || !strings.Contains(got.Errors[0].Text, "ConsumerBusy") {
 			t.Errorf("the second exclusive consumer saw %v, want exactly one ConsumerBusy", got.Errors)
 		}
 
@@ -179,11 +181,18 @@ func TestLargeAndChunkedMessages(t *testing.T) {
 		topic := newTopic("acme/plain", "large-"+string(client))
 		addr.place(t, topic, cluster)
 		write := addr.write(t, cluster)
-		consumer := startDriver(t, client, "consume", "--url", addr.read(t, cluster), "--topic", topic, "--count", "5")
-		whole := runDriver(t, 60*time.Second, client, "produce", "--url", write, "--topic", topic, "--count", "3", "--size", "5000000", "--batch", "false")
-		chunked := runDriver(t, 60*time.Second, client, "produce", "--url", write, "--topic", topic, "--count", "2", "--start", "3",
-			"--size", "12000000", "--chunk", "true")
-		want(t, string(client), Compare(append(whole.Acks, chunked.Acks...), finish(t, 60*time.Second, consumer).Recvs), 5)
+		count := 5
+		if client == Rust { // it has no chunks
+			count = 3
+		}
+		consumer := startDriver(t, client, "consume", "--url", addr.read(t, cluster), "--topic", topic, "--count", strconv.Itoa(count))
+		acks := runDriver(t, 60*time.Second, client, "produce", "--url", write, "--topic", topic, "--count", "3", "--size", "5000000", "--batch", "false").Acks
+		if count > 3 {
+			chunked := runDriver(t, 60*time.Second, client, "produce", "--url", write, "--topic", topic, "--count", "2", "--start", "3",
+				"--size", "12000000", "--chunk", "true")
+			acks = append(acks, chunked.Acks...)
+		}
+		want(t, string(client), Compare(acks, finish(t, 60*time.Second, consumer).Recvs), count)
 
 		tooLarge, err := startDriver(t, client, "produce", "--url", write, "--topic", topic, "--count", "1", "--start", "9",
 			"--size", "5300000", "--batch", "false").WaitDone(limited(t, 60*time.Second))
@@ -198,7 +207,7 @@ func TestLargeAndChunkedMessages(t *testing.T) {
 // The same client process on topics of both clusters at once, in either order of connecting (LK-01), and a move of one
 // of them that leaves the other alone (LK-02).
 func TestEqualBrokerNamesDoNotCrossTalk(t *testing.T) {
-	for _, client := range Clients {
+	for _, client := range artifacts.Clients {
 		for _, first := range []string{"a", "b"} {
 			t.Run(fmt.Sprintf("%s/%s-first", client, first), func(t *testing.T) {
 				proxies := pair(t)
