@@ -426,17 +426,23 @@ func retains(f pulsaradmin.Facts) bool {
 
 // judgeReaders: they are not carried, and go on by the ids that they have (SW-02, SW-03).
 func (s *survey) judgeReaders() switching.Finding {
-	n := 0
+	n, anew := 0, 0
 	for _, part := range s.from.Parts {
 		for _, sub := range part.Stats.Subscriptions {
-			if !sub.Durable {
-				n++
+			if sub.Durable {
+				continue
+			}
+			n++
+			if slices.ContainsFunc(sub.Consumers, func(c pulsaradmin.Consumer) bool { return strings.HasPrefix(c.ClientVersion, beginsAnew) }) {
+				anew++
 			}
 		}
 	}
 	switch {
 	case s.nativeIDs:
-		return warning(itemReaders, "set message_ids to mapped on every proxy, or make sure that no client reads or acknowledges cumulatively", "message_ids is native: readers (%d now) and cumulative acknowledgements may skip messages where the ids of cluster %s are lower", n, s.req.To)
+		return warning(itemReaders, "set message_ids to monotonic on every proxy, or make sure that no client reads or acknowledges cumulatively", "message_ids is native: readers (%d now) and cumulative acknowledgements may skip messages where the ids of cluster %s are lower", n, s.req.To)
+	case anew > 0:
+		return warning(itemReaders, "see that their applications bear messages that they have had, or end them before", "%s of the Rust client, whose readers begin anew where they were told to begin whenever their topic is closed, without a proxy too", count(anew, "reader"))
 	case n > 0:
 		return fine(itemReaders, "%s (or non-durable consumers) go on at the message after the last one that they got", count(n, "reader"))
 	}
@@ -461,6 +467,9 @@ func (s *survey) judgeProducers() switching.Finding {
 	}
 	return fine(itemProducers, "%d, all with access mode Shared", len(all))
 }
+
+// beginsAnew is how the version of the client begins whose readers ask for their first position again when they come back (measured).
+const beginsAnew = "pulsar-rs-v"
 
 // measured are the clients that were put through switches, by how their versions begin. They send again what had no receipt.
 var measured = []string{"Pulsar-Java-v", "Pulsar-Go-v", "Pulsar Go ", "Pulsar-CPP-v", "pulsar-rs-v"}

@@ -164,6 +164,9 @@ func TestWhatIsNotAsItShouldBeIsFound(t *testing.T) {
 	}, itemSubscriptions, b, `in use on cluster b already, by consumer "c" from 10.0.0.9:1`)
 	check("a backlog without retention", func(s *survey) { delete(s.to.Parts[0].Stats.Subscriptions, "s") }, itemRetention, w, "keeps no messages without a subscription")
 	check("native ids (SW-02, SW-03)", func(s *survey) { s.nativeIDs = true }, itemReaders, w, "message_ids is native")
+	check("a reader that begins anew", func(s *survey) {
+		s.from.Parts[0].Stats.Subscriptions["reader"] = pulsaradmin.SubscriptionStats{Consumers: []pulsaradmin.Consumer{{ClientVersion: "pulsar-rs-v6.9.1"}}}
+	}, itemReaders, w, "1 reader of the Rust client")
 	check("an exclusive producer", func(s *survey) { s.from.Parts[0].Stats.Publishers[0].AccessMode = "Exclusive" }, itemProducers, b, `producer "x" from 10.0.0.1:5 (Pulsar-Java-v4.0.8) has access mode Exclusive`)
 	check("a client that nobody measured", func(s *survey) { s.from.Parts[0].Stats.Publishers[0].ClientVersion = "DotPulsar-v3" }, itemClients, w, `"DotPulsar-v3" (1)`)
 	check("a producer past the proxies", func(s *survey) { s.req.Handles.Producers = 0 }, itemBypass, w, "cluster a has 1 producers on the topic, and the proxies have 0")
