@@ -132,6 +132,9 @@ func TestPlannedSwitch(t *testing.T) {
 	for _, client := range artifacts.Clients {
 		t.Run(string(client), func(t *testing.T) {
 			proxies := pair(t)
+			if os.Getenv("E2E_PARALLEL") == "1" { // by hand: most of a long run is waiting
+				t.Parallel()
+			}
 			topic := newTopic("acme/geo", "planned-"+string(client))
 			neighbourA, neighbourB := newTopic("acme/plain", "neighbour-a"), newTopic("acme/plain", "neighbour-b")
 			for name, cluster := range map[string]*Cluster{topic: rig.A, neighbourA: rig.A, neighbourB: rig.B} {
