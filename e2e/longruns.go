@@ -5,32 +5,34 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 )
 
 // Run is one long run of TestPlannedSwitch by hand (E2E_SWITCHES, E2E_RATE, E2E_FLAGS): one topic under load, moved there and back many times. What is lost, doubled or out
 // of order is the sum of what the live consumer got and of what a reader found in the logs of both clusters afterwards.
 type Run struct {
-	Date        string  `json:"date"`
-	Client      string  `json:"client"`
-	Traffic     string  `json:"traffic"`      // how it was sent
-	Asked       int     `json:"rate_asked"`   // messages per second
-	Reached     float64 `json:"rate_reached"` // receipts per second, from the first to the last
-	Switches    int     `json:"switches"`
-	Messages    int     `json:"messages"` // with a receipt
-	Lost        int     `json:"lost"`
-	Duplicates  int     `json:"duplicates"`
-	OrderBreaks int     `json:"order_breaks"`
-	Errors      int     `json:"errors"` // that the application saw
-	HoldP50     float64 `json:"hold_p50_ms"`
-	HoldP99     float64 `json:"hold_p99_ms"`
-	HoldMax     float64 `json:"hold_max_ms"`
+	Date        string    `json:"date"`
+	Client      string    `json:"client"`
+	Traffic     string    `json:"traffic"`    // how it was sent
+	Asked       int       `json:"rate_asked"` // messages per second
+	Seconds     float64   `json:"seconds"`    // from the first receipt to the last
+	Undone      int       `json:"undone"`     // switches that a preflight refused, or that were aborted; they were asked for again
+	Messages    int       `json:"messages"`   // with a receipt
+	Lost        int       `json:"lost"`
+	Duplicates  int       `json:"duplicates"`
+	OrderBreaks int       `json:"order_breaks"`
+	Errors      int       `json:"errors"`   // that the application saw
+	Holds       []float64 `json:"holds_ms"` // of each switch that was done
 }
 
 // take adds what a comparison found.
 func (r *Run) take(d Digest) {
 	r.Lost, r.Duplicates, r.OrderBreaks = r.Lost+len(d.Lost)+len(d.Corrupt), r.Duplicates+d.Duplicates, r.OrderBreaks+d.OrderBreaks
 }
+
+// reached is receipts per second.
+func (r *Run) reached() float64 { return float64(r.Messages) / max(r.Seconds, 0.001) }
 
 // TrafficOf names how a live driver with these flags sends.
 func TrafficOf(flags []string) string {
@@ -48,8 +50,8 @@ func TrafficOf(flags []string) string {
 	return traffic + ", batches"
 }
 
-// rateOf is receipts per second; receipts need not be sorted.
-func rateOf(acks []Event) float64 {
+// secondsOf is the time from the first receipt to the last; they need not be sorted.
+func secondsOf(acks []Event) float64 {
 	if len(acks) == 0 {
 		return 0
 	}
@@ -57,28 +59,40 @@ func rateOf(acks []Event) float64 {
 	for _, e := range acks {
 		first, last = min(first, e.T), max(last, e.T)
 	}
-	return float64(len(acks)) / max(last-first, 1) * 1000
+	return (last - first) / 1000
 }
 
 // ReadRuns reads lines of JSON.
 func ReadRuns(from io.Reader) (runs []Run, err error) {
-	for lines := bufio.NewScanner(from); lines.Scan(); {
+	lines := bufio.NewScanner(from)
+	for lines.Scan() {
 		var r Run
 		if err := json.Unmarshal(lines.Bytes(), &r); err != nil {
 			return nil, fmt.Errorf("line %d: %w", len(runs)+1, err)
 		}
 		runs = append(runs, r)
 	}
-	return runs, nil
+	return runs, lines.Err()
 }
 
-// RunsTable shows runs in their order.
+// RunsTable shows runs in their order, those of a client with the same traffic and rate as one.
 func RunsTable(runs []Run) string {
-	var b strings.Builder
-	b.WriteString("| date | client | traffic | messages/s asked / reached | switches | messages | lost | duplicates | order breaks | errors | hold p50 / p99 / max ms |\n|---|---|---|---|---|---|---|---|---|---|---|\n")
+	var sums []Run
 	for _, r := range runs {
-		fmt.Fprintf(&b, "| %s | %s | %s | %d / %.0f | %d | %d | %d | %d | %d | %d | %.0f / %.0f / %.0f |\n", r.Date, r.Client, r.Traffic, r.Asked, r.Reached, r.Switches, r.Messages,
-			r.Lost, r.Duplicates, r.OrderBreaks, r.Errors, r.HoldP50, r.HoldP99, r.HoldMax)
+		i := slices.IndexFunc(sums, func(s Run) bool { return s.Client == r.Client && s.Traffic == r.Traffic && s.Asked == r.Asked })
+		if i < 0 {
+			sums = append(sums, r)
+			continue
+		}
+		s := &sums[i]
+		s.Date, s.Seconds, s.Undone, s.Messages, s.Errors = max(s.Date, r.Date), s.Seconds+r.Seconds, s.Undone+r.Undone, s.Messages+r.Messages, s.Errors+r.Errors
+		s.Lost, s.Duplicates, s.OrderBreaks, s.Holds = s.Lost+r.Lost, s.Duplicates+r.Duplicates, s.OrderBreaks+r.OrderBreaks, slices.Concat(s.Holds, r.Holds)
+	}
+	var b strings.Builder
+	b.WriteString("| date | client | traffic | messages/s asked / reached | switches | not done | messages | lost | duplicates | order breaks | errors | hold p50 / p99 / max ms |\n|---|---|---|---|---|---|---|---|---|---|---|---|\n")
+	for _, r := range sums {
+		fmt.Fprintf(&b, "| %s | %s | %s | %d / %.0f | %d | %d | %d | %d | %d | %d | %d | %.0f / %.0f / %.0f |\n", r.Date, r.Client, r.Traffic, r.Asked, r.reached(), len(r.Holds), r.Undone,
+			r.Messages, r.Lost, r.Duplicates, r.OrderBreaks, r.Errors, Percentile(r.Holds, 0.5), Percentile(r.Holds, 0.99), Percentile(r.Holds, 1))
 	}
 	return b.String()
 }
