@@ -60,9 +60,6 @@ func byHand(n int) int {
 	return n
 }
 
-// moreFlags are for the live driver of TestPlannedSwitch; E2E_FLAGS is for runs by hand.
-func moreFlags() []string { return strings.Fields(os.Getenv("E2E_FLAGS")) }
-
 // SW-01, SW-02, SW-03, SW-14: one producer, every kind of subscription and a reader, producer and consumers through different proxies, ledger ids on cluster a
 // far above those of b; there and back under load. The application sees no error, nothing is lost, nothing comes twice, the order of each key is kept.
 func TestPlannedSwitchWithEverySubscription(t *testing.T) {
@@ -130,60 +127,64 @@ func TestPlannedSwitchOfOtherTraffic(t *testing.T) {
 // the logs of both clusters, and the neighbours notice nothing (SW-12).
 func TestPlannedSwitch(t *testing.T) {
 	for _, client := range artifacts.Clients {
-		t.Run(string(client), func(t *testing.T) {
-			proxies := pair(t)
-			if os.Getenv("E2E_PARALLEL") == "1" { // by hand: most of a long run is waiting
-				t.Parallel()
-			}
-			topic := newTopic("acme/geo", "planned-"+string(client))
-			neighbourA, neighbourB := newTopic("acme/plain", "neighbour-a"), newTopic("acme/plain", "neighbour-b")
-			for name, cluster := range map[string]*Cluster{topic: rig.A, neighbourA: rig.A, neighbourB: rig.B} {
-				setRoute(t, proxies[0], name, cluster.Name)
-				awaitRoute(t, name, cluster.Name)
-			}
-			live := startLive(t, client, proxies[0].URL, plannedRate(), moreFlags(), topic, sameOwner(t, rig.A, topic, neighbourA, proxies[0]), sameOwner(t, rig.B, topic, neighbourB, proxies[0]))
-			var holds []float64
-			undone := 0 // on a machine that is too busy; that many are borne in a long run by hand
-			gaps := live.moves(t, byHand(often(4, 10)), func(round int) {
-				to := []*Cluster{rig.A, rig.B}[round%2]
-				rec, err := tryPlanned(t, proxies[round%2], "start", "--topic", topic, "--to", to.Name)
-				for ; rec.State != switching.StateDone && undone < byHand(0)/5; undone++ {
-					t.Logf("switch %d is not done, but %q: %s; %v", round, rec.State, rec.Note, err)
-					rec, err = tryPlanned(t, proxies[round%2], "start", "--topic", topic, "--to", to.Name)
-				}
-				wantDone(t, rec, to, err)
-				holds = append(holds, rec.Receipt.HoldMillis)
-				awaitClients(t, topic, to)
-			})
-			record := live.end(t, t.Errorf)
-			acks, recvs := record.Of(0)
-			run := Run{
-				Date: time.Now().UTC().Format(time.DateOnly), Client: string(client), Traffic: TrafficOf(moreFlags()), Asked: plannedRate(), Seconds: secondsOf(acks), Undone: undone,
-				Messages: len(acks), Errors: len(record.Errors), Holds: holds,
-			}
-			t.Logf("%s: %d planned switches at %.0f msg/s: hold p50 %.0f ms, p99 %.0f ms, max %.0f ms; gap p50 %.0f ms, max %.0f ms", client, len(holds), run.reached(),
-				Percentile(holds, 0.5), Percentile(holds, 0.99), Percentile(holds, 1), Percentile(gaps, 0.5), Percentile(gaps, 1))
-			row := Row{Mode: "planned", Scenario: fmt.Sprintf("neighbours on the same connections, %d msg/s", plannedRate()), Client: string(client), Subscription: "shared", Holds: holds, Gaps: gaps}
-			d := Compare(acks, recvs)
-			row.take(d, len(record.Errors))
-			row.save(t)
-			run.take(d)
-			t.Logf("%s: live consumer: %v", client, d)
-			if !d.Perfect() {
-				t.Errorf("live consumer: %v; want each message once and in order", d)
-			}
-			for _, c := range []*Cluster{rig.B, rig.A} {
-				got := readUntilComplete(t, c, topic, acks)
-				d := Compare(acks, got)
-				run.take(d)
-				t.Logf("%s: read on %s: %v", client, c.Name, d)
-				if !d.Perfect() {
-					t.Errorf("read on cluster %s: %v; want each message once and in order", c.Name, d)
-				}
-			}
-			appendLine(t, os.Getenv("E2E_RUNS"), run)
-		})
+		for i, flags := range strings.Split(os.Getenv("E2E_FLAGS"), ";") { // more flags for the driver, for runs by hand
+			t.Run(strings.Repeat("again-", i)+string(client), func(t *testing.T) { plannedSwitches(t, client, strings.Fields(flags)) })
+		}
 	}
+}
+
+func plannedSwitches(t *testing.T, client Client, flags []string) {
+	proxies := pair(t)
+	if os.Getenv("E2E_PARALLEL") == "1" { // by hand: most of a long run is waiting
+		t.Parallel()
+	}
+	topic := newTopic("acme/geo", "planned-"+string(client))
+	neighbourA, neighbourB := newTopic("acme/plain", "neighbour-a"), newTopic("acme/plain", "neighbour-b")
+	for name, cluster := range map[string]*Cluster{topic: rig.A, neighbourA: rig.A, neighbourB: rig.B} {
+		setRoute(t, proxies[0], name, cluster.Name)
+		awaitRoute(t, name, cluster.Name)
+	}
+	live := startLive(t, client, proxies[0].URL, plannedRate(), flags, topic, sameOwner(t, rig.A, topic, neighbourA, proxies[0]), sameOwner(t, rig.B, topic, neighbourB, proxies[0]))
+	var holds []float64
+	undone := 0 // on a machine that is too busy; that many are borne in a long run by hand
+	gaps := live.moves(t, byHand(often(4, 10)), func(round int) {
+		to := []*Cluster{rig.A, rig.B}[round%2]
+		rec, err := tryPlanned(t, proxies[round%2], "start", "--topic", topic, "--to", to.Name)
+		for ; rec.State != switching.StateDone && undone < byHand(0)/5; undone++ {
+			t.Logf("switch %d is not done, but %q: %s; %v", round, rec.State, rec.Note, err)
+			rec, err = tryPlanned(t, proxies[round%2], "start", "--topic", topic, "--to", to.Name)
+		}
+		wantDone(t, rec, to, err)
+		holds = append(holds, rec.Receipt.HoldMillis)
+		awaitClients(t, topic, to)
+	})
+	record := live.end(t, t.Errorf)
+	acks, recvs := record.Of(0)
+	run := Run{
+		Date: time.Now().UTC().Format(time.DateOnly), Client: string(client), Traffic: TrafficOf(flags), Asked: plannedRate(), Seconds: secondsOf(acks), Undone: undone,
+		Messages: len(acks), Errors: len(record.Errors), Holds: holds,
+	}
+	t.Logf("%s: %d planned switches at %.0f msg/s: hold p50 %.0f ms, p99 %.0f ms, max %.0f ms; gap p50 %.0f ms, max %.0f ms", client, len(holds), run.reached(),
+		Percentile(holds, 0.5), Percentile(holds, 0.99), Percentile(holds, 1), Percentile(gaps, 0.5), Percentile(gaps, 1))
+	row := Row{Mode: "planned", Scenario: fmt.Sprintf("neighbours on the same connections, %d msg/s", plannedRate()), Client: string(client), Subscription: "shared", Holds: holds, Gaps: gaps}
+	d := Compare(acks, recvs)
+	row.take(d, len(record.Errors))
+	row.save(t)
+	run.take(d)
+	t.Logf("%s: live consumer: %v", client, d)
+	if !d.Perfect() {
+		t.Errorf("live consumer: %v; want each message once and in order", d)
+	}
+	for _, c := range []*Cluster{rig.B, rig.A} {
+		got := readUntilComplete(t, c, topic, acks)
+		d := Compare(acks, got)
+		run.take(d)
+		t.Logf("%s: read on %s: %v", client, c.Name, d)
+		if !d.Perfect() {
+			t.Errorf("read on cluster %s: %v; want each message once and in order", c.Name, d)
+		}
+	}
+	appendLine(t, os.Getenv("E2E_RUNS"), run)
 }
 
 // loadConfig is traffic on one topic.
