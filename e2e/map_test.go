@@ -143,7 +143,7 @@ func TestTrafficOutlivesTheMapsZooKeeperAndMissedChangesArrive(t *testing.T) {
 	}
 	for i, cluster := range []*Cluster{rig.B, rig.A} {
 		topic := []string{early, newTopic("public/default", "zk-new")}[i]
-		sent := runDriver(t, 30*time.Second, artifacts.Clients[i], "produce", "--url", proxies[i].URL, "--topic", topic, "--count", "100")
+		sent := runDriver(t, 30*time.Second, []Client{Java, Go, Python}[i], "produce", "--url", proxies[i].URL, "--topic", topic, "--count", "100")
 		if len(sent.Acks) != 100 {
 			t.Errorf("a new client without ZooKeeper: %d receipts, want 100", len(sent.Acks))
 		}
