@@ -82,7 +82,8 @@ async fn run(out: Output) -> Outcome {
 }
 
 async fn connect(flags: &Flags, url: &str) -> Result<Client, String> {
-    let mut builder = Pulsar::builder(url, TokioExecutor);
+    let first = url.split(',').next().unwrap_or_default(); // the crate takes one host, and not a list
+    let mut builder = Pulsar::builder(first, TokioExecutor);
     if !flags.text("ca").is_empty() {
         builder = builder.with_certificate_chain_file(flags.text("ca")).map_err(|e| e.to_string())?;
     }
