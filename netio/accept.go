@@ -243,18 +243,7 @@ func (a *acceptor) place(l *loop, ln *listener, fd int, peer netip.AddrPort) {
 		unix.Close(fd)
 		return
 	}
-	if w := a.meter.current(l.now, a.loads); w != a.window {
-		a.window = w
-		for i := range a.loads {
-			a.loads[i].accepts = 0
-		}
-	}
-	for i, to := range e.loops {
-		a.loads[i].clients = int(to.counters.clients.Load())
-	}
-	i := pick(a.loads)
-	a.loads[i].accepts++
-	to := e.loops[i]
+	to := e.loops[a.choose(l.now)]
 	e.clients.Add(1)
 	to.counters.clients.Add(1)
 	if to == l {
@@ -266,6 +255,22 @@ func (a *acceptor) place(l *loop, ln *listener, fd int, peer netip.AddrPort) {
 		to.counters.clients.Add(-1)
 		unix.Close(fd)
 	}
+}
+
+// choose picks the loop for a connection that comes at now, and counts it.
+func (a *acceptor) choose(now time.Time) int {
+	if w := a.meter.current(now, a.loads); w != a.window {
+		a.window = w
+		for i := range a.loads {
+			a.loads[i].accepts = 0
+		}
+	}
+	for i, l := range a.e.loops {
+		a.loads[i].clients = int(l.counters.clients.Load())
+	}
+	i := pick(a.loads)
+	a.loads[i].accepts++
+	return i
 }
 
 func (a *acceptor) close() {
