@@ -2,7 +2,11 @@
 // in, plain values out. internal/admin drives it; it must never know a socket, a store or a clock.
 package switching
 
-import "time"
+import (
+	"time"
+
+	"pointsman/core/route"
+)
 
 // Mode is how a topic is moved.
 type Mode string
@@ -84,6 +88,9 @@ type Record struct {
 	// Return, of mode drain: this attempt leads back from To to From, which keep their meaning. When it is given up, it is false again and the
 	// switch drains on.
 	Return bool `json:"return,omitempty"`
+	// Ruled tells that rules decided the topic before this attempt, and Floor is the entry that kept its epoch, if any: an abort puts both back.
+	Ruled bool         `json:"ruled,omitempty"`
+	Floor *route.Entry `json:"floor,omitempty"`
 	// Assigned holds, per full topic name (with partition suffix), the logical address ("host:port") of the broker of
 	// cluster To that a LOOKUP named before the flip. A name that could not be looked up is absent.
 	Assigned map[string]string `json:"assigned,omitempty"`
@@ -178,7 +185,7 @@ func (r Record) Again(now time.Time) Record {
 	r.Attempt++
 	r.State, r.Wish, r.Note, r.Runner = StateRequested, "", "", ""
 	r.Started, r.Fenced, r.Flipped, r.Ended = now, time.Time{}, time.Time{}, time.Time{}
-	r.Receipt = nil
+	r.Receipt, r.Ruled, r.Floor = nil, false, nil
 	return r
 }
 
@@ -188,6 +195,7 @@ func (r Record) Back() Record {
 	r.Rev++
 	r.Attempt++
 	r.State, r.Wish, r.Note, r.Runner, r.Return = StateRequested, "", "", "", true
+	r.Ruled, r.Floor = false, nil
 	return r
 }
 

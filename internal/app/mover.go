@@ -45,6 +45,17 @@ const (
 	leaseLook = 200 * time.Millisecond
 )
 
+// maxClaimBytes bounds the producers' names in an ack: ZooKeeper takes no node above 1 MB. Without the names nobody can tell them from clients
+// that come past the proxies; so the ack is not clean then, and the old cluster is made to unload the topic, after which there are none.
+const maxClaimBytes = 512 << 10
+
+func claimBytes(claims []string) (n int) {
+	for _, name := range claims {
+		n += len(name) + len(`"",`)
+	}
+	return n
+}
+
 func newMover(k *mapKeeper) *mover {
 	return &mover{k: k, started: time.Now(), topics: make(map[string]*movingTopic)}
 }
@@ -289,6 +300,11 @@ func (v *mover) acknowledge(m *movingTopic, duty switching.Duty) error {
 	switch duty.Phase {
 	case switching.StateFenced:
 		a.Producers, a.Consumers, a.Claims = m.fenced.Producers, m.fenced.Consumers, m.fenced.Claims
+		if size := claimBytes(a.Claims); size > maxClaimBytes {
+			if a.Claims = nil; a.Clean {
+				a.Clean, a.Why = false, fmt.Sprintf("the names of %d producers are too many to be told one by one", len(m.fenced.Claims))
+			}
+		}
 	case switching.StateEvicting:
 		a.Producers, a.Consumers, a.Unresolved = m.evicted.Producers, m.evicted.Consumers, m.evicted.Unresolved
 	}

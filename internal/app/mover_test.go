@@ -2,6 +2,8 @@ package app
 
 import (
 	"context"
+	"encoding/json"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -379,4 +381,36 @@ func TestPreparedIsAcknowledgedAfterEveryLoopHasIt(t *testing.T) {
 			t.Errorf("acks: %+v, %v", acks, err)
 		}
 	})
+}
+
+// An ack must fit into a node of ZooKeeper, however many producers a topic has: without their names it vouches for nothing, and the topic is unloaded.
+func TestAnAckOfVeryManyProducersIsSmallAndNotClean(t *testing.T) {
+	for n, named := range map[int]bool{1_000: true, 60_000: false} {
+		st := store.NewMemory()
+		rec := switching.Record{ID: "sw-1", Rev: 1, Attempt: 1, Topic: movedTopic, From: "a", To: "b", Mode: switching.ModePlanned, State: switching.StateFenced}
+		if err := st.PutSwitch(t.Context(), rec); err != nil {
+			t.Fatal(err)
+		}
+		k := newMapKeeper(st, slog.New(slog.DiscardHandler), nil)
+		k.self = func() store.Proxy { return store.Proxy{ID: "p", Incarnation: "i"} }
+		k.mover.life = t.Context()
+		m := &movingTopic{fenced: session.Fenced{Producers: n, Clean: true}}
+		for i := range n {
+			m.fenced.Claims = append(m.fenced.Claims, fmt.Sprintf("standalone-%06d", i))
+		}
+		duty := switching.Duty{Do: switching.DoAck, Phase: switching.StateFenced, Clean: true, Entry: route.Entry{Topic: movedTopic, SwitchID: "sw-1", Attempt: 1}}
+		if err := k.mover.acknowledge(m, duty); err != nil {
+			t.Fatal(err)
+		}
+		acks, err := st.Acks(t.Context(), "sw-1")
+		if err != nil || len(acks) != 1 {
+			t.Fatalf("%+v, %v", acks, err)
+		}
+		if a := acks[0]; a.Producers != n || a.Clean != named || (len(a.Claims) == n) != named || (a.Why == "") != named {
+			t.Errorf("%d producers: %d are named, clean %v, because %q", n, len(a.Claims), a.Clean, a.Why)
+		}
+		if text, err := json.Marshal(acks[0]); err != nil || len(text) > 1_000_000 {
+			t.Errorf("%d producers: an ack of %d bytes, %v", n, len(text), err)
+		}
+	}
 }

@@ -251,8 +251,7 @@ type driver struct {
 
 	progress progress
 	rec      switching.Record    // as last read or written
-	ruled    bool                // rules decided the topic before
-	floor    *route.Entry        // and the entry that only keeps an epoch, where the topic has one
+	floor    *route.Entry        // the entry that only keeps an epoch, of a topic that rules decide
 	topic    Topic               // nil before it is opened
 	ways     [len(carryWays)]int // subscriptions that it has carried, by how
 	assign   chan assignment
@@ -299,6 +298,7 @@ func (d *driver) drive(ctx context.Context) {
 	d.log.Info("driving a switch", "mode", d.rec.Mode, "return", d.rec.Return, "from", d.rec.From, "to", d.rec.To, "state", d.rec.State, "who", d.rec.Who, "why", d.rec.Why)
 	d.prepare(ctx)
 	machine, aborting := switching.NewController(d.rec), false
+	refused := 0 // writes in a row that found something else, or have no answer
 	for ctx.Err() == nil {
 		step := machine.Next(time.Now())
 		switch step.Work {
@@ -332,6 +332,15 @@ func (d *driver) drive(ctx context.Context) {
 			d.log.Debug("a step of a switch was not done", "work", step.Work, "answer", r.Answer, "why", r.Why, "took", took)
 		}
 		machine.Observe(time.Now(), step, r)
+		switch {
+		case r.Answer == switching.Conflict || r.Answer == switching.Unknown:
+			// The map is read again, and mostly that is it. What is refused again and again must not become a storm on the store.
+			if refused++; refused > 1 {
+				d.wait(ctx, switching.Step{Until: time.Now().Add(switching.RetryInterval)})
+			}
+		case step.Work == switching.WorkWrite || step.Work == switching.WorkRecord:
+			refused = 0
+		}
 	}
 }
 
@@ -442,7 +451,7 @@ func (d *driver) over(ctx context.Context) {
 	if d.rec.Attempt != d.key.Attempt || !d.rec.State.Over() {
 		return // somebody else's by now
 	}
-	if d.rec.State == switching.StateAborted && d.ruled {
+	if d.rec.State == switching.StateAborted && d.rec.Ruled {
 		d.unpin(ctx)
 	}
 	d.forget(ctx)
@@ -471,7 +480,7 @@ func (d *driver) unpin(ctx context.Context) {
 		var rules []store.RuleChange
 		if rules, err = d.guards(ctx, e); err == nil {
 			err = d.c.cfg.Store.Apply(ctx, store.Change{
-				Entries: []store.EntryChange{{Topic: d.base, Before: &e, After: d.floor}}, Rules: rules, Who: d.rec.Who,
+				Entries: []store.EntryChange{{Topic: d.base, Before: &e, After: d.rec.Floor}}, Rules: rules, Who: d.rec.Who,
 				Why: "switch " + d.key.Switch + " was aborted: the rules decide again",
 			})
 		}

@@ -61,7 +61,7 @@ func (d *driver) read(ctx context.Context) switching.Report {
 		return notYet(err)
 	}
 	buckets := map[int][]route.Entry{}
-	d.floor, d.ruled = nil, true
+	d.floor = nil
 	if ok {
 		d.floor = &e
 		buckets[route.Bucket(d.base)] = []route.Entry{e}
@@ -129,6 +129,7 @@ func (d *driver) write(ctx context.Context, step switching.Step) switching.Repor
 		change.Entries[0].Before = &before
 	} else {
 		change.Entries[0].Before = d.floor
+		rec.Ruled, rec.Floor = true, d.floor
 		// The rules decided so far: the write must fail when one of them has changed.
 		rules, err := d.guards(ctx, step.After)
 		if err != nil {

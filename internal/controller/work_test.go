@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -328,4 +329,62 @@ func TestWhatBecameOfAWriteIsNotGuessed(t *testing.T) {
 			t.Errorf("%v is taken for %v (%q), want %v", err, r.Answer, r.Why, want)
 		}
 	}
+}
+
+// A successor takes the entry away as well that its predecessor has made of a topic which rules decide, and puts the floor back.
+func TestASuccessorTakesTheEntryOfAnAbortAwayToo(t *testing.T) {
+	in(t, func(t *testing.T) {
+		w := newWorld(t, "p1", "p2")
+		w.topic.foreign = "somebody"
+		floor := route.Entry{Topic: base, Epoch: 4}
+		w.set(nil, &floor)
+		rec := switching.Record{ID: "sw-1", Rev: 1, Attempt: 1, Topic: base, From: "a", To: "b", Mode: switching.ModePlanned, State: switching.StateRequested, Epoch: 5, Started: time.Now()}
+		if err := w.st.PutSwitch(t.Context(), rec); err != nil {
+			t.Fatal(err)
+		}
+		ctx, die := context.WithCancel(t.Context())
+		first := w.controller("p1", &hooked{Memory: w.st.Join(), after: func(_ string, _ int, c *store.Change) {
+			if c != nil && c.Switch.State == switching.StatePrepared {
+				die()
+			}
+		}})
+		if err := first.Run(ctx); err != nil {
+			t.Fatal(err)
+		}
+		if e := w.entry(); e.State != route.StatePrepared {
+			t.Fatalf("the first leader has left %+v", e)
+		}
+		rec, _ = w.run(w.controller("p2", w.st.Join()), "sw-1")
+		if e := w.entry(); rec.State != switching.StateAborted || e != floor {
+			t.Errorf("%s (%s), entry %+v, want %+v", rec.State, rec.Note, e, floor)
+		}
+	})
+}
+
+// stubborn refuses every change.
+type stubborn struct {
+	*store.Memory
+	asked atomic.Int64
+}
+
+func (s *stubborn) Apply(context.Context, store.Change) error {
+	s.asked.Add(1)
+	return &store.ConflictError{Name: base, Want: "this", Have: "that"}
+}
+
+// What the store refuses again and again is tried with pauses.
+func TestADriverWhoseWritesAlwaysConflictPauses(t *testing.T) {
+	in(t, func(t *testing.T) {
+		w := newWorld(t, "p1")
+		w.request("sw-1")
+		s := &stubborn{Memory: w.st}
+		ctx, stop := context.WithTimeout(t.Context(), 20*time.Second)
+		defer stop()
+		if err := w.controller("p1", s).Run(ctx); err != nil {
+			t.Fatal(err)
+		}
+		if n := s.asked.Load(); n < 20 || n > 110 {
+			t.Errorf("%d writes in 20 s, want one each %s", n, switching.RetryInterval)
+		}
+	})
 }
