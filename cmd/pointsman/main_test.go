@@ -44,6 +44,7 @@ type shell struct {
 	leader  *controller.Controller // nil: nobody drives planned switches
 	listed  map[string][]string    // topics that each cluster has
 	servers map[string]*admin.Server
+	work    admintest.Work
 	served  []string // configurations that serve was called with
 }
 
@@ -60,7 +61,7 @@ func (s *shell) proxy(id string) *admintest.Proxy {
 	st := s.st.Join()
 	s.t.Cleanup(func() { st.Close() })
 	p := admintest.Start(s.t, st, id, "a", "b")
-	srv := admin.New(admin.Config{Store: st, Proxy: p, PeerTransport: s.net, Check: p.Check, Plan: admintest.Plan(st, s.listed), Nudge: func() {
+	srv := admin.New(admin.Config{Store: st, Proxy: p, PeerTransport: s.net, Check: p.Check, Failover: &s.work, Plan: admintest.Plan(st, s.listed), Nudge: func() {
 		if s.leader != nil {
 			s.leader.Nudge()
 		}
@@ -299,7 +300,7 @@ func TestWrongUsageIsExitCode2AndSaysWhereToLook(t *testing.T) {
 	check("routes ls --timeout 0s", "is not positive")
 	check("routes ls --admin 127.0.0.1:7780", "write http://host:7780")
 	check("routes import /nonexistent", "no such file")
-	check("switch start --topic a/b/c --to b --mode failover", "those that exist are planned and immediate")
+	check("switch start --topic a/b/c --to b --mode teleport", "those that exist are planned")
 	check("switch start --prefix eu- --to b", "names no namespace")
 	check("switch abort", "needs ID")
 	check("switch start --topics-from - --to b --mode immediate", "names no topic")

@@ -87,13 +87,14 @@ func (c *cli) clustersCommand() *cobra.Command {
 				return err
 			}
 			return c.print(list, func(w io.Writer) {
-				rows := [][]string{{"CLUSTER", "HEALTH", "TOPICS", "BROKERS", "DISCOVERY", "WEB", "DETAIL"}}
+				writeProposals(w, list.Proposals)
+				rows := [][]string{{"CLUSTER", "HEALTH", "ALL PROXIES", "TOPICS", "BROKERS", "DISCOVERY", "WEB", "DETAIL"}}
 				for _, cl := range list.Clusters {
 					name := cl.Name
 					if name == list.Default {
 						name += " (default)"
 					}
-					rows = append(rows, []string{name, cl.Health, strconv.Itoa(cl.Topics), orDash(strings.Join(cl.Brokers, ",")), cl.Discovery, orDash(cl.WebURL), cl.Detail})
+					rows = append(rows, []string{name, cl.Health, votes(cl.Votes), strconv.Itoa(cl.Topics), orDash(strings.Join(cl.Brokers, ",")), cl.Discovery, orDash(cl.WebURL), cl.Detail})
 				}
 				writeRows(w, rows)
 			})

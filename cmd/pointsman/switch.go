@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -28,7 +29,7 @@ func (c *cli) switchStart() *cobra.Command {
 	var batch batchFlags
 	var noWait bool
 	cmd := &cobra.Command{
-		Use:   "start (--topic T... | --topics-from FILE | --namespace NS | --prefix P) --to CLUSTER [--mode planned|immediate]",
+		Use:   "start (--topic T... | --topics-from FILE | --namespace NS | --prefix P) --to CLUSTER [--mode planned|immediate|failover]",
 		Short: "Move topics, a list of topics or a namespace to a cluster",
 		Long: `Move topics to a cluster. What happens in planned mode, the default, topic by topic:
   1. preflight: both clusters are asked about everything that could go wrong. A blocker refuses the switch; a warning does so unless --force
@@ -56,6 +57,14 @@ Immediate mode does not promise:
 Refused in immediate mode: a topic that is there already, a cluster that is unknown to a proxy or does not answer, a namespace that does not
 exist there, a member proxy that is not connected to the map store (--force goes on in these cases).
 
+Failover mode is for a cluster that is dead, which it never calls. The topics named, what of the namespace is on it, or with --from alone everything that
+is mapped to it, go to the new cluster: planned switches under way are aborted first, subscriptions that were last seen on the dead cluster and that
+the new one lacks are made there, at the oldest message; then the map is changed, and clients are sent over at the pace of evictions. The leader does
+it, and its successor goes on. --dry-run shows what is known to be missing. Refused while a majority of the proxies is answered by the cluster, unless
+--force is given.
+
+Failover mode does not promise:
+` + bullets(switching.NotPromised(switching.ModeFailover)) + `
 ` + exitHelp,
 		Example: `  pointsman switch start --topic persistent://acme/orders/created --to b --dry-run
   pointsman switch start --topic persistent://acme/orders/created --to b --why "ticket 4711"
@@ -63,7 +72,8 @@ exist there, a member proxy that is not connected to the map store (--force goes
   pointsman switch start --namespace acme/orders --to b --dry-run
   pointsman switch start --namespace acme/orders --to b --percent 10 --waves 1,50%,100% --pace 5/s
   pointsman switch start --prefix acme/orders/eu- --to b --parallel 16 --on-blocked skip
-  pointsman switch start --namespace acme/orders --to b --mode immediate`,
+  pointsman switch start --namespace acme/orders --to b --mode immediate
+  pointsman switch start --from a --to b --mode failover --dry-run`,
 		Args: exactly(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			client, err := c.client()
@@ -88,7 +98,9 @@ exist there, a member proxy that is not connected to the map store (--force goes
 	c.topicFlags(cmd, &r, &from)
 	scopeFlags(cmd, &r)
 	batch.add(cmd)
-	f.StringVar(&r.Mode, "mode", string(switching.ModePlanned), "how: planned or immediate")
+	f.StringVar(&r.Mode, "mode", string(switching.ModePlanned), "how: planned, immediate or failover")
+	f.StringVar(&r.From, "from", "", "failover mode: the cluster that is dead; without topics or a namespace, everything that is mapped to it")
+	f.StringVar(&r.Subscriptions, "subscriptions", "", "failover mode: none leaves those alone that the new cluster lacks")
 	f.BoolVar(&r.Force, "force", false, "go on in spite of warnings; in immediate mode although the cluster or a proxy is not as it should be")
 	f.BoolVar(&r.DryRun, "dry-run", false, "only check, and show what would happen")
 	f.BoolVar(&noWait, "no-wait", false, "do not wait for the end")
@@ -245,6 +257,7 @@ func (c *cli) switchList() *cobra.Command {
 				return err
 			}
 			return c.print(list, func(w io.Writer) {
+				writeProposals(w, list.Proposals)
 				if len(list.Switches)+len(list.Batches) == 0 {
 					fmt.Fprintln(w, "no switches")
 					return
@@ -255,7 +268,7 @@ func (c *cli) switchList() *cobra.Command {
 				}
 				rows := [][]string{{"ID", "STARTED", "MODE", "TOPIC", "FROM", "TO", "EPOCH", "STATE", "HOLD", "WHO"}}
 				for _, s := range list.Switches {
-					rows = append(rows, []string{s.ID, stamp(s.Started), string(s.Mode), s.Topic, orDash(s.From), s.To, strconv.FormatUint(s.Epoch, 10), stateText(s), hold(s), s.Who})
+					rows = append(rows, []string{s.ID, stamp(s.Started), string(s.Mode), cmp.Or(s.Topic, "*"), orDash(s.From), s.To, strconv.FormatUint(s.Epoch, 10), stateText(s), hold(s), s.Who})
 				}
 				writeRows(w, rows)
 			})
@@ -274,6 +287,7 @@ func writeSwitch(w io.Writer, st admin.SwitchStatus) {
 		fmt.Fprintf(w, "switch %s to %s, %s: %s\n", st.ID, st.To, st.Mode, st.State)
 		fmt.Fprintf(w, "moved %d%s, ended %d\n", st.Flipped, ofTotal(st.Total), st.Ended)
 	}
+	writeFailover(w, st)
 	fine := 0
 	for _, p := range st.Preflights {
 		if st.Batch != nil && p.Verdict == switching.Fine {
@@ -294,7 +308,7 @@ func writeSwitch(w io.Writer, st admin.SwitchStatus) {
 		rows := [][]string{{"TOPIC", "FROM", "EPOCH", "STATE", "PRODUCERS", "CONSUMERS", "NO RECEIPT", "BROKERS NAMED"}}
 		for _, d := range st.Switches {
 			named := fmt.Sprintf("%d of %d", len(d.Assigned), len(d.Assigned)+d.Unassigned)
-			rows = append(rows, []string{d.Topic, orDash(d.From), strconv.FormatUint(d.Epoch, 10), string(d.State),
+			rows = append(rows, []string{cmp.Or(d.Topic, "*"), orDash(d.From), strconv.FormatUint(d.Epoch, 10), string(d.State),
 				strconv.Itoa(d.Producers), strconv.Itoa(d.Consumers), strconv.Itoa(d.Unresolved), named})
 		}
 		writeRows(w, rows)

@@ -268,7 +268,7 @@ func TestHealthHasHysteresis(t *testing.T) {
 	h = Health{}
 	at(0, false, Unknown)
 	at(1, true, Up)
-	if h := (Health{}).Observe(start, true, DefaultHealthPolicy()); h.State != Up || !h.Since.Equal(start) {
+	if h := (Health{}).Observe(start, true, policy); h.State != Up || !h.Since.Equal(start) {
 		t.Errorf("the first success gives %+v", h)
 	}
 	if Unknown.String() != "unknown" || Up.String() != "up" || Down.String() != "down" {

@@ -32,11 +32,6 @@ type HealthPolicy struct {
 	Successes int
 }
 
-// DefaultHealthPolicy is used where nothing is configured.
-func DefaultHealthPolicy() HealthPolicy {
-	return HealthPolicy{Failures: 5, Over: 5 * time.Second, Successes: 3}
-}
-
 // Health judges one cluster by the results of real lookups. It is a value: the zero Health is Unknown, and its owner
 // keeps what Observe returns.
 type Health struct {

@@ -189,3 +189,118 @@ func (j *FailoverJudge) blocked(now time.Time, in FailoverInput) string {
 	}
 	return ""
 }
+
+// Failover is an order to move topics off a cluster that is dead. It is stored, the leader carries it out, and its successor goes on with it: topics that
+// have moved by then are left alone.
+type Failover struct {
+	ID   string `json:"id"`
+	Rev  uint64 `json:"-"` // of the stored document
+	From string `json:"from"`
+	To   string `json:"to"`
+	// What is moved: Topics (base names); or everything in Scope (a namespace) that is mapped to From; or, with All, everything.
+	Topics []string `json:"topics,omitempty"`
+	Scope  string   `json:"scope,omitempty"`
+	All    bool     `json:"all,omitempty"`
+	// NoSubscriptions leaves out the creation of subscriptions that To lacks.
+	NoSubscriptions bool          `json:"no_subscriptions,omitempty"`
+	Force           bool          `json:"force,omitempty"`
+	Automatic       bool          `json:"automatic,omitempty"`
+	Who             string        `json:"who,omitempty"`
+	Why             string        `json:"why,omitempty"`
+	State           FailoverState `json:"state"`
+	// Wish is WishAbort when nothing more is to be moved.
+	Wish  Wish      `json:"wish,omitempty"`
+	Asked time.Time `json:"asked"`
+	Ended time.Time `json:"ended,omitzero"`
+	// Total, Moved and Done count topics and rules: of the order, that the map names To for, and of which every proxy has reported.
+	Total int `json:"total"`
+	Moved int `json:"moved"`
+	Done  int `json:"done"`
+	// Failed are those that could not be moved, at most MaxFailed; FailedCount is how many there are.
+	Failed      []FailedMove `json:"failed,omitempty"`
+	FailedCount int          `json:"failed_count,omitempty"`
+	Notes       []string     `json:"notes,omitempty"`
+	// Created is how many subscriptions were made on To, Again how many entries they deliver from the oldest one on, and Backlog how many entries were
+	// last seen unreplicated, over all topics.
+	Created int   `json:"created"`
+	Again   int64 `json:"again"`
+	Backlog int64 `json:"backlog"`
+}
+
+// FailoverID makes the id of an order: it sorts by time and can be read out over a telephone.
+func FailoverID(now time.Time) string {
+	return fmt.Sprintf("%s%s-%03d", FailoverPrefix, now.UTC().Format("20060102-150405"), now.UTC().Nanosecond()/int(time.Millisecond))
+}
+
+// FailoverPrefix is what the id of every order begins with.
+const FailoverPrefix = "fo-"
+
+// FailedMove is a topic that could not be moved.
+type FailedMove struct {
+	Name    string `json:"name"`
+	Problem string `json:"problem"`
+}
+
+// MaxFailed bounds Failover.Failed.
+const MaxFailed = 100
+
+// FailoverState is how far an order is.
+type FailoverState string
+
+// The states.
+const (
+	FailoverRequested  FailoverState = "requested"
+	FailoverRunning    FailoverState = "running"
+	FailoverDone       FailoverState = "done"       // all have moved, and every live proxy has reported
+	FailoverIncomplete FailoverState = "incomplete" // something has failed or did not report
+	FailoverAborted    FailoverState = "aborted"    // somebody wished so; what had moved stays moved
+)
+
+// Over tells whether nothing more will happen.
+func (s FailoverState) Over() bool {
+	return s == FailoverDone || s == FailoverIncomplete || s == FailoverAborted
+}
+
+// FailoverFacts is what is known of one topic, or of the topics of one rule, that are moved off a dead cluster, and what was done for them.
+type FailoverFacts struct {
+	// Topics is how many topics it is about, and Unknown of how many of them nothing was ever seen.
+	Topics  int `json:"topics"`
+	Unknown int `json:"unknown"`
+	// Measured is when the cluster was last seen: the oldest time of all topics.
+	Measured time.Time `json:"measured,omitzero"`
+	// Backlog are the entries that had not been replicated then, Delay the age of the oldest of them in seconds, and Unreplicated how many topics
+	// had no replication to the new cluster: of those it has nothing.
+	Backlog      int64 `json:"backlog"`
+	Delay        int64 `json:"delay_seconds"`
+	Unreplicated int   `json:"unreplicated"`
+	// Subscriptions is how many were seen, Missing how many of them the new cluster lacks, Created how many were made there, and Again how many entries
+	// those deliver that may have been consumed before.
+	Subscriptions int   `json:"subscriptions"`
+	Missing       int   `json:"missing"`
+	Created       int   `json:"created"`
+	Again         int64 `json:"again"`
+	// Names are the subscriptions that are missing, "topic subscription", at most MaxFailoverNames.
+	Names []string `json:"names,omitempty"`
+	// Problems are what keeps a topic from working on the new cluster, Notes what somebody should know; at most MaxFailoverNames of each.
+	Problems []string `json:"problems,omitempty"`
+	Notes    []string `json:"notes,omitempty"`
+}
+
+// MaxFailoverNames bounds the lists of FailoverFacts.
+const MaxFailoverNames = 50
+
+// Add takes in what is known of more topics.
+func (f *FailoverFacts) Add(other FailoverFacts) {
+	if !other.Measured.IsZero() && (f.Measured.IsZero() || other.Measured.Before(f.Measured)) {
+		f.Measured = other.Measured
+	}
+	f.Topics, f.Unknown, f.Backlog, f.Unreplicated = f.Topics+other.Topics, f.Unknown+other.Unknown, f.Backlog+other.Backlog, f.Unreplicated+other.Unreplicated
+	f.Delay = max(f.Delay, other.Delay)
+	f.Subscriptions, f.Missing, f.Created, f.Again = f.Subscriptions+other.Subscriptions, f.Missing+other.Missing, f.Created+other.Created, f.Again+other.Again
+	some := func(into *[]string, more []string) {
+		*into = append(*into, more[:min(len(more), MaxFailoverNames-len(*into))]...)
+	}
+	some(&f.Names, other.Names)
+	some(&f.Problems, other.Problems)
+	some(&f.Notes, other.Notes)
+}

@@ -15,12 +15,23 @@ func ParseMode(mode string) (Mode, error) {
 		return ModePlanned, nil
 	case ModeImmediate:
 		return ModeImmediate, nil
+	case ModeFailover:
+		return ModeFailover, nil
 	}
-	return "", fmt.Errorf("mode %q does not exist; those that exist are %s and %s", mode, ModePlanned, ModeImmediate)
+	return "", fmt.Errorf("mode %q does not exist; those that exist are %s, %s and %s", mode, ModePlanned, ModeImmediate, ModeFailover)
 }
 
 // NotPromised says what a switch of this mode does not guarantee, a sentence each.
 func NotPromised(m Mode) []string {
+	if m == ModeFailover {
+		return []string{
+			"one writer cluster: a proxy that is cut off from the map store, or a client that bypasses the proxies, may still write to the old cluster, if that lives",
+			"nothing acknowledged is lost: what the old cluster had acknowledged and not replicated is missing on the new one until the old one is back (`pointsman switch salvage`)",
+			"exact cursors: subscriptions continue where the new cluster has them; what was acknowledged on the old one may come again, and a subscription that is made anew begins with the oldest message",
+			"order: what had not been replicated comes behind newer messages, when the old cluster is back and goes on replicating",
+			"the way back: nothing ever switches back by itself; `pointsman switch reverse`, or a planned switch, does it when you ask",
+		}
+	}
 	if m != ModeImmediate {
 		return []string{"duplicates: what was delivered and not acknowledged comes again, as after any reconnect; the forecast counts it"}
 	}

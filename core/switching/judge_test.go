@@ -9,17 +9,17 @@ import (
 )
 
 func TestTheModesThatExistAreNamedForAnyOther(t *testing.T) {
-	for text, want := range map[string]Mode{"": ModePlanned, "planned": ModePlanned, "immediate": ModeImmediate} {
+	for text, want := range map[string]Mode{"": ModePlanned, "planned": ModePlanned, "immediate": ModeImmediate, "failover": ModeFailover} {
 		if m, err := ParseMode(text); err != nil || m != want {
 			t.Errorf("%q: %q, %v", text, m, err)
 		}
 	}
-	for _, mode := range []string{"failover", "Immediate"} {
-		if _, err := ParseMode(mode); err == nil || !strings.Contains(err.Error(), "planned and immediate") {
+	for _, mode := range []string{"teleport", "Immediate"} {
+		if _, err := ParseMode(mode); err == nil || !strings.Contains(err.Error(), "planned, immediate and failover") {
 			t.Errorf("mode %q: %v", mode, err)
 		}
 	}
-	if len(NotPromised(ModeImmediate)) != 4 || len(NotPromised(ModePlanned)) != 1 {
+	if len(NotPromised(ModeImmediate)) != 4 || len(NotPromised(ModePlanned)) != 1 || len(NotPromised(ModeFailover)) != 5 {
 		t.Error("what is not promised must be said for each mode")
 	}
 }

@@ -19,6 +19,8 @@ const (
 	ModeImmediate Mode = "immediate"
 	// ModeDrain needs no replication: producers move fenced, and each subscription follows when it has nothing left on the old cluster.
 	ModeDrain Mode = "drain"
+	// ModeFailover flips at once and asks the old cluster nothing: it is dead.
+	ModeFailover Mode = "failover"
 )
 
 // State is how far a switch has come.
@@ -110,6 +112,8 @@ type Record struct {
 	Flipped time.Time `json:"flipped,omitzero"`
 	Ended   time.Time `json:"ended,omitzero"`
 	Note    string    `json:"note,omitempty"`
+	// Failover is what a failover knew of the topic, or of those of a rule, and what it did for them.
+	Failover *FailoverFacts `json:"failover,omitempty"`
 	// Receipt is what a planned switch has measured and found so far.
 	Receipt *Receipt `json:"receipt,omitempty"`
 }

@@ -69,6 +69,9 @@ type Config struct {
 	Nudge func()
 	// Plan finds out which topics a batch is about; nil when this proxy can plan none.
 	Plan func(ctx context.Context, r switching.BatchRequest) (switching.BatchPlan, error)
+	// Failover is what a failover needs to know of clusters; nil when this proxy can do none. NudgeFailover tells the leader that an order was written; may be nil.
+	Failover      FailoverWork
+	NudgeFailover func()
 	// PeerTransport carries the questions to other proxies; nil is a transport of its own.
 	PeerTransport http.RoundTripper
 }
@@ -97,7 +100,10 @@ type Server struct {
 	preflight  func(context.Context, switching.CheckRequest) (switching.Preflight, error)
 	nudge      func()
 	planTopics func(context.Context, switching.BatchRequest) (switching.BatchPlan, error) // Config.Plan
-	http       *http.Server
+	// failover and nudgeFailover are Config.Failover and Config.NudgeFailover.
+	failover      FailoverWork
+	nudgeFailover func()
+	http          *http.Server
 
 	stop context.CancelFunc // ends the batches
 	life context.Context
@@ -109,12 +115,15 @@ type Server struct {
 
 // New makes a Server; nothing runs until Serve.
 func New(cfg Config) *Server {
-	s := &Server{store: cfg.Store, proxy: cfg.Proxy, log: cfg.Logger, peers: cfg.PeerTransport, preflight: cfg.Check, nudge: cfg.Nudge, planTopics: cfg.Plan}
+	s := &Server{store: cfg.Store, proxy: cfg.Proxy, log: cfg.Logger, peers: cfg.PeerTransport, preflight: cfg.Check, nudge: cfg.Nudge, planTopics: cfg.Plan, failover: cfg.Failover, nudgeFailover: cfg.NudgeFailover}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
 	}
 	if s.nudge == nil {
 		s.nudge = func() {}
+	}
+	if s.nudgeFailover == nil {
+		s.nudgeFailover = func() {}
 	}
 	if s.peers == nil {
 		s.peers = newTransport()

@@ -36,6 +36,8 @@ const (
 	CodeConflict         Code = "conflict"          // 409: somebody else changed the map meanwhile
 	CodeClusterDown      Code = "cluster_down"      // 409: the target does not answer
 	CodeNoNamespace      Code = "no_namespace"      // 409: the target lacks the namespace
+	CodeClusterUp        Code = "cluster_up"        // 409: the cluster of a failover is not dead
+	CodeSubscriptions    Code = "subscriptions"     // 409: the target lacks subscriptions, and they cannot be made there
 	CodeBusy             Code = "busy"              // 409: too many switches at once
 	CodePreflight        Code = "preflight_failed"  // 409: the preflight of a planned switch found something; each finding is a detail
 	CodeSwitching        Code = "switch_under_way"  // 409: the topic has a planned switch that has not ended
@@ -52,7 +54,7 @@ func (c Code) Status() int {
 		return http.StatusBadRequest
 	case CodeNotFound:
 		return http.StatusNotFound
-	case CodeUnknownCluster, CodeLiveClients, CodeProxyUnreachable, CodeProxyLive, CodeAlreadyThere, CodeConflict, CodeClusterDown, CodeNoNamespace, CodeBusy,
+	case CodeUnknownCluster, CodeLiveClients, CodeProxyUnreachable, CodeProxyLive, CodeAlreadyThere, CodeConflict, CodeClusterDown, CodeNoNamespace, CodeClusterUp, CodeSubscriptions, CodeBusy,
 		CodePreflight, CodeSwitching, CodeTooLate:
 		return http.StatusConflict
 	case CodeStoreUnavailable, CodeOutcomeUnknown:
@@ -231,6 +233,8 @@ type ClusterStatus struct {
 	WebURL    string   `json:"web_url,omitempty"`
 	// Topics is how many exact entries name it in the map served here; filled in by the operations port.
 	Topics int `json:"topics"`
+	// Votes is what all live proxies say of it; null while the map store is away.
+	Votes *switching.Votes `json:"votes,omitempty"`
 }
 
 // ClusterList is the answer of clusters ls.
@@ -238,6 +242,8 @@ type ClusterList struct {
 	Proxy    string          `json:"proxy"` // as seen by
 	Default  string          `json:"default_cluster"`
 	Clusters []ClusterStatus `json:"clusters"`
+	// Proposals are the failovers that are proposed now.
+	Proposals []Proposal `json:"proposals"`
 }
 
 // ProxyList is the answer of proxies ls.
@@ -274,6 +280,10 @@ type SwitchRequest struct {
 	Mode      string   `json:"mode"`            // planned (also when empty) or immediate
 	Force     bool     `json:"force,omitempty"` // planned: in spite of warnings, never of blockers
 	DryRun    bool     `json:"dry_run,omitempty"`
+	// From is the cluster that is dead; failover mode: alone it stands for everything that is mapped to it.
+	From string `json:"from,omitempty"`
+	// Subscriptions, in failover mode, is create ("" as well) or none: whether subscriptions that the new cluster lacks are made there.
+	Subscriptions string `json:"subscriptions,omitempty"`
 	// Reversible has the way back checked as strictly as the way there; planned mode.
 	Reversible bool   `json:"reversible,omitempty"`
 	Who        string `json:"who,omitempty"`
@@ -325,9 +335,12 @@ type SwitchStatus struct {
 	Failed   []Detail       `json:"failed,omitempty"`
 	Clients  []ProxyHandles `json:"clients,omitempty"` // of an immediate dry run: who would be moved
 	// Preflights are what was found before a planned switch, by topic: in the answer to its start or dry run.
-	Preflights  []switching.Preflight `json:"preflights,omitempty"`
-	Notes       []string              `json:"notes,omitempty"`
-	NotPromised []string              `json:"not_promised"`
+	Preflights []switching.Preflight `json:"preflights,omitempty"`
+	// Failover is what is known before a failover: in the answer to its start or dry run. Order is how far it is.
+	Failover    *FailoverPlan       `json:"failover,omitempty"`
+	Order       *switching.Failover `json:"order,omitempty"`
+	Notes       []string            `json:"notes,omitempty"`
+	NotPromised []string            `json:"not_promised"`
 	// Batch is the record of a batch, whose Switches are only those under way when it has more than maxDetails; Skipped and Failed are its topics that have not moved.
 	Batch *switching.Batch `json:"batch,omitempty"`
 }
@@ -346,6 +359,8 @@ type SwitchDetail struct {
 type SwitchList struct {
 	Switches []switching.Record `json:"switches"`
 	Batches  []switching.Batch  `json:"batches"`
+	// Proposals are the failovers that are proposed now.
+	Proposals []Proposal `json:"proposals"`
 }
 
 // answer runs a handler under requestTimeout and writes what it returns.

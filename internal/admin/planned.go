@@ -262,6 +262,11 @@ func found(counts map[switching.Verdict]int) string {
 
 // handleAbort asks for the end of switches that have not flipped yet.
 func (s *Server) handleAbort(ctx context.Context, r *SwitchCommand) (any, error) {
+	if o, ok, err := s.failoverOf(ctx, r.ID); err != nil {
+		return nil, err
+	} else if ok {
+		return s.abortFailover(ctx, o)
+	}
 	if b, ok, err := s.storedBatch(ctx, r.ID); err != nil || ok {
 		return orError(func() (*SwitchStatus, error) { return s.abortBatch(ctx, b) }, err)
 	}

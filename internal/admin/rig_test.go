@@ -29,12 +29,13 @@ type rig struct {
 	stores  map[string]*store.Memory
 	servers map[string]*admin.Server
 	listed  map[string][]string // topics that each cluster has
+	work    *admintest.Work
 }
 
 // newRig starts proxies that know the clusters a, b and c; a is the default.
 func newRig(t testing.TB, ids ...string) *rig {
 	t.Helper()
-	r := &rig{t: t, st: store.NewMemory(), net: &admintest.Net{}, proxies: map[string]*admintest.Proxy{}, stores: map[string]*store.Memory{}, servers: map[string]*admin.Server{}, listed: map[string][]string{}}
+	r := &rig{t: t, st: store.NewMemory(), net: &admintest.Net{}, proxies: map[string]*admintest.Proxy{}, stores: map[string]*store.Memory{}, servers: map[string]*admin.Server{}, listed: map[string][]string{}, work: &admintest.Work{}}
 	t.Cleanup(func() { r.st.Close() })
 	for _, id := range ids {
 		r.start(id, "a", "b", "c")
@@ -47,7 +48,7 @@ func (r *rig) start(id string, clusters ...string) *admintest.Proxy {
 	st := r.st.Join()
 	r.t.Cleanup(func() { st.Close() })
 	p := admintest.Start(r.t, st, id, clusters...)
-	s := admin.New(admin.Config{Store: st, Proxy: p, Check: p.Check, Plan: admintest.Plan(st, r.listed), PeerTransport: r.net})
+	s := admin.New(admin.Config{Store: st, Proxy: p, Check: p.Check, Failover: r.work, Plan: admintest.Plan(st, r.listed), PeerTransport: r.net})
 	r.t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 		defer cancel()

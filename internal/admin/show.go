@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"pointsman/core/route"
+	"pointsman/core/switching"
 	"pointsman/store"
 )
 
@@ -135,7 +136,7 @@ func ruleName(d route.Decision, table *route.Table) string {
 	return scopeName(d.Scope)
 }
 
-func (s *Server) handleClusters(context.Context, *http.Request) (any, error) {
+func (s *Server) handleClusters(ctx context.Context, _ *http.Request) (any, error) {
 	counts := map[string]int{}
 	for e := range s.proxy.Table().Each {
 		counts[e.Cluster]++
@@ -147,6 +148,21 @@ func (s *Server) handleClusters(context.Context, *http.Request) (any, error) {
 		if c.Brokers == nil {
 			c.Brokers = []string{}
 		}
+	}
+	list.Proposals = []Proposal{}
+	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
+	defer cancel()
+	if proposals, err := s.proposals(ctx); err == nil { // without the store the rest is worth telling
+		list.Proposals = proposals
+	}
+	members, err := s.store.Proxies(ctx)
+	if err != nil {
+		return list, nil
+	}
+	views := store.LiveHealth(members)
+	for i := range list.Clusters {
+		v := switching.CountVotes(list.Clusters[i].Name, views)
+		list.Clusters[i].Votes = &v
 	}
 	return list, nil
 }

@@ -41,6 +41,9 @@ func (s *Server) handleSwitchStart(ctx context.Context, r *SwitchRequest) (any, 
 	if err != nil {
 		return nil, &Error{Code: CodeUnsupportedMode, Message: err.Error(), Remedy: "leave it out for the planned one (`pointsman switch start --help`)"}
 	}
+	if mode == switching.ModeFailover {
+		return s.startFailover(ctx, r)
+	}
 	targets, err := switchTargets(r)
 	if err != nil {
 		return nil, err
@@ -553,6 +556,11 @@ func (s *Server) handleSwitch(ctx context.Context, r *http.Request) (any, error)
 
 // status is how far the switches of an id are.
 func (s *Server) status(ctx context.Context, id string) (*SwitchStatus, error) {
+	if o, ok, err := s.failoverOf(ctx, id); err != nil {
+		return nil, err
+	} else if ok {
+		return s.statusFailover(ctx, o)
+	}
 	if b, ok, err := s.storedBatch(ctx, id); err != nil {
 		return nil, err
 	} else if ok {
@@ -648,14 +656,18 @@ func (s *Server) handleSwitches(ctx context.Context, r *http.Request) (any, erro
 		return nil, err
 	}
 	records, err := s.store.Switches(ctx, limit)
+	if err != nil {
+		return nil, err
+	}
 	if records == nil {
 		records = []switching.Record{}
 	}
+	proposals, err := s.proposals(ctx)
 	if err != nil {
 		return nil, err
 	}
 	batches, err := s.newestBatches(ctx, limit)
-	return SwitchList{Switches: records, Batches: batches}, err
+	return SwitchList{Switches: records, Batches: batches, Proposals: proposals}, err
 }
 
 // newSwitchID sorts by time and can be read out over a telephone.

@@ -4,6 +4,7 @@
 package app
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/tls"
@@ -11,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	mathrand "math/rand/v2"
 	"net"
 	"os"
@@ -41,20 +43,21 @@ var Version = "0.1.0-dev"
 
 // App is one running proxy.
 type App struct {
-	cfg      *config.Config
-	log      *slog.Logger
-	store    store.Store
-	clusters *clusterKeeper
-	maps     *mapKeeper
-	old      *oldIDs
-	age      *mapAge
-	engine   *netio.Engine
-	shards   []*session.Shard
-	admin    *admin.Server
-	control  *controller.Controller
-	clients  map[string]*pulsaradmin.Client // of the clusters with an admin address
-	opsLn    net.Listener
-	info     store.Proxy // all but the digest
+	cfg       *config.Config
+	log       *slog.Logger
+	store     store.Store
+	clusters  *clusterKeeper
+	maps      *mapKeeper
+	old       *oldIDs
+	age       *mapAge
+	engine    *netio.Engine
+	shards    []*session.Shard
+	admin     *admin.Server
+	control   *controller.Controller
+	failovers *controller.Failovers
+	clients   map[string]*pulsaradmin.Client // of the clusters with an admin address
+	opsLn     net.Listener
+	info      store.Proxy // all but the digest
 
 	draining atomic.Bool
 }
@@ -99,7 +102,7 @@ func newOn(ctx context.Context, st store.Store, cfg *config.Config, log *slog.Lo
 	if err != nil {
 		return nil, err
 	}
-	a.clusters = newClusterKeeper(set, sources, log)
+	a.clusters = newClusterKeeper(set, sources, cfg.Health, log)
 
 	var disk *diskCopy
 	stateDir := ""
@@ -149,10 +152,16 @@ func newOn(ctx context.Context, st store.Store, cfg *config.Config, log *slog.Lo
 		Plan: func(ctx context.Context, r switching.BatchRequest) (switching.BatchPlan, error) {
 			return a.control.PlanBatch(ctx, r)
 		},
+		Failover: &controller.FailoverWork{Store: a.store, Clients: a.clients}, NudgeFailover: func() { a.failovers.Nudge() },
 	})
+	a.failovers = controller.NewFailovers(controller.FailoverConfig{
+		Store: a.store, Pairs: failoverPairs(cfg), SampleEvery: cfg.Health.SampleInterval.Std(), Clients: a.clients, Table: a.Table, DefaultCluster: cfg.DefaultCluster,
+		Execute: a.admin.RunFailover, Log: log,
+	})
+	registry.MustRegister(a.failovers)
 	control := controller.Config{
 		Store: a.store, ID: a.info.ID, DefaultCluster: cfg.DefaultCluster, Open: controller.OpenPulsar(a.clients), Assign: a.admin.Assign,
-		Clients: a.clients, Fleet: a.admin, NativeIDs: a.cfg.MessageIDs == config.NativeIDs, Log: log,
+		Clients: a.clients, Fleet: a.admin, NativeIDs: a.cfg.MessageIDs == config.NativeIDs, Beside: a.failovers.Lead, Log: log,
 	}
 	if cfg.StateDir != "" {
 		control.Receipt = (&receipts{dir: filepath.Join(cfg.StateDir, receiptsDir), log: log}).keep
@@ -328,6 +337,22 @@ func adminClients(cfg *config.Config) (map[string]*pulsaradmin.Client, error) {
 		clients[name] = client
 	}
 	return clients, nil
+}
+
+// failoverPairs are the pairs of clusters for which a failover is configured.
+func failoverPairs(cfg *config.Config) []switching.FailoverPair {
+	var pairs []switching.FailoverPair
+	for _, name := range slices.Sorted(maps.Keys(cfg.Clusters)) {
+		f := cfg.Clusters[name].Failover
+		if f == nil {
+			continue
+		}
+		pairs = append(pairs, switching.FailoverPair{
+			From: name, To: f.To, Automatic: f.Automatic,
+			After: cmp.Or(f.After, config.DefaultFailoverAfter).Std(), Cooldown: cmp.Or(f.Cooldown, config.DefaultFailoverCooldown).Std(),
+		})
+	}
+	return pairs
 }
 
 // incarnation tells this start of the process from every other one.
@@ -559,6 +584,7 @@ func (a *App) keepRegistered(ctx context.Context) {
 		}
 		select {
 		case <-wait:
+		case <-a.clusters.changed:
 		case <-again:
 		case <-ctx.Done():
 			return

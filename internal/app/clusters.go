@@ -4,12 +4,16 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"pointsman/core/cluster"
 	"pointsman/core/session"
+	"pointsman/core/switching"
+	"pointsman/internal/config"
 	"pointsman/zk"
 )
 
@@ -21,21 +25,20 @@ type clusterKeeper struct {
 
 	mu      sync.Mutex // serialises replacements of set; guards detail
 	set     atomic.Pointer[cluster.Set]
-	detail  map[string]string // why a cluster is not up
+	detail  map[string]string                  // why a cluster is not up
+	views   map[string]switching.ClusterHealth // guarded by mu: what is announced of each
 	sources map[string]zk.DiscoveryConfig
 
-	probed chan struct{} // closed when every cluster was asked once
+	health  config.Health
+	probed  chan struct{} // closed when every cluster was asked once
+	changed chan struct{} // capacity 1: a cluster's health has changed
 }
 
-const (
-	// probeInterval is how often a cluster is asked.
-	probeInterval = 5 * time.Second
-	// probeTimeout is how long it has to answer; shorter than a lookup's own, so that trouble is seen in time.
-	probeTimeout = 5 * time.Second
-)
-
-func newClusterKeeper(set *cluster.Set, sources map[string]zk.DiscoveryConfig, log *slog.Logger) *clusterKeeper {
-	k := &clusterKeeper{log: log, detail: make(map[string]string), sources: sources, probed: make(chan struct{})}
+func newClusterKeeper(set *cluster.Set, sources map[string]zk.DiscoveryConfig, health config.Health, log *slog.Logger) *clusterKeeper {
+	k := &clusterKeeper{
+		log: log, detail: make(map[string]string), views: make(map[string]switching.ClusterHealth), sources: sources, health: health,
+		probed: make(chan struct{}), changed: make(chan struct{}, 1),
+	}
 	k.set.Store(set)
 	return k
 }
@@ -107,18 +110,20 @@ func (k *clusterKeeper) brokerOf(name string, b zk.Broker) (broker cluster.Broke
 func (k *clusterKeeper) probe(ctx context.Context, name string, first func()) {
 	defer first()
 	var health cluster.Health
-	ticker := time.NewTicker(probeInterval)
+	policy := cluster.HealthPolicy{Failures: k.health.Failures, Over: k.health.Over.Std(), Successes: k.health.Successes}
+	ticker := time.NewTicker(k.health.Interval.Std())
 	defer ticker.Stop()
 	for {
-		a, err := askCluster(ctx, k.loops, session.RequestLookup, name, session.ProbeTopic, probeTimeout)
+		a, err := askCluster(ctx, k.loops, session.RequestLookup, name, session.ProbeTopic, k.health.Timeout.Std())
 		if ctx.Err() != nil {
 			return
 		}
 		ok := err == nil && (!a.Failed() || a.FromBroker())
 		before := health.State
-		health = health.Observe(time.Now(), ok, cluster.DefaultHealthPolicy())
+		health = health.Observe(time.Now(), ok, policy)
 		k.note(name, health.State, ok, err, a)
 		if health.State != before {
+			k.announce(name, health)
 			k.log.Info("health of a cluster changed", "cluster", name, "health", health.State.String(), "was", before.String(), "detail", k.detailOf(name))
 		}
 		first()
@@ -146,6 +151,30 @@ func (k *clusterKeeper) note(name string, state cluster.State, ok bool, err erro
 	default:
 		delete(k.detail, name)
 	}
+}
+
+// announce changes what this proxy says of a cluster on the roster.
+func (k *clusterKeeper) announce(name string, h cluster.Health) {
+	view := switching.ClusterHealth{State: h.State.String(), Since: h.Since.UTC()}
+	if h.State == cluster.Down {
+		const most = 200
+		view.Why = k.detailOf(name)
+		view.Why = strings.ToValidUTF8(view.Why[:min(len(view.Why), most)], "")
+	}
+	k.mu.Lock()
+	k.views[name] = view
+	k.mu.Unlock()
+	select {
+	case k.changed <- struct{}{}:
+	default:
+	}
+}
+
+// announced is what this proxy says of the clusters.
+func (k *clusterKeeper) announced() map[string]switching.ClusterHealth {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return maps.Clone(k.views)
 }
 
 func (k *clusterKeeper) detailOf(name string) string {

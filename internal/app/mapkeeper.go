@@ -351,7 +351,7 @@ func (k *mapKeeper) reportExpected(ctx context.Context) {
 		e, _ := table.Entry(r.Topic)
 		rule, _ := table.Rule(r.Topic)
 		here := e.SwitchID == r.ID || rule.SwitchID == r.ID // else it comes with the next change, or was overtaken
-		if here && r.Mode == switching.ModeImmediate && slices.Contains(r.Expect, switching.Member{ID: self.ID, Incarnation: self.Incarnation}) {
+		if here && (r.Mode == switching.ModeImmediate || r.Mode == switching.ModeFailover) && slices.Contains(r.Expect, switching.Member{ID: self.ID, Incarnation: self.Incarnation}) {
 			waiting = append(waiting, switching.Key{Switch: r.ID, Attempt: r.Attempt})
 		}
 	}

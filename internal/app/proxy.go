@@ -36,7 +36,7 @@ func (a *App) MapAge() time.Duration {
 // Info is what this proxy announces of itself.
 func (a *App) Info() store.Proxy {
 	p, t := a.info, a.Table()
-	p.Digest, p.Entries = t.Digest(), t.Len()
+	p.Digest, p.Entries, p.Health = t.Digest(), t.Len(), a.clusters.announced()
 	return p
 }
 

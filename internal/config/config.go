@@ -25,6 +25,7 @@ type Config struct {
 	DefaultCluster   string              `key:"default_cluster" doc:"Cluster of everything that no entry and no rule maps. Empty: such topics are refused."`
 	TagKeyFile       string              `key:"tag_key_file" doc:"File with the key (at least 16 bytes) that signs the broker addresses told to clients; a second line holds the previous key during a rotation. Empty: the key is kept in the store. All proxies need the same one."`
 	Clusters         map[string]*Cluster `key:"clusters" doc:"The Pulsar clusters behind this address, by name."`
+	Health           Health              `key:"health" doc:"How it is found out whether a cluster is dead, and what is written down for that case."`
 	Limits           Limits              `key:"limits" doc:"Bounds on connections, memory and waiting."`
 	MessageIDs       string              `key:"message_ids" doc:"What clients see as message ids of a topic that was moved: monotonic (the epoch of the map in the upper bits, so that ids keep growing) or native (as the clusters have them: readers and consumers with cumulative acknowledgements may silently skip messages after a move). The same on all proxies; do not change it once topics have moved."`
 	Eviction         Eviction            `key:"eviction" doc:"How the clients of a moved topic are sent to its new cluster."`
@@ -70,6 +71,7 @@ type Cluster struct {
 	Allow               []string          `key:"allow" doc:"Broker addresses, besides the discovered ones, that clients may be connected to: host:port, with * in the host, and lo-hi or * as port."`
 	AllowLinkLocal      bool              `key:"allow_link_local" doc:"Also dial link-local addresses (169.254.0.0/16, fe80::/10); cloud metadata services live there."`
 	ListenerName        string            `key:"listener_name" doc:"Advertised listener that lookups ask for when the client names none."`
+	Failover            *Failover         `key:"failover" doc:"Which cluster the topics of this one go to when it is dead: a failover is proposed then, or done."`
 	Resolve             map[string]string `key:"resolve" doc:"Where to dial a broker's advertised host:port instead; tells brokers of the same name in two clusters apart."`
 }
 
@@ -77,6 +79,30 @@ type Cluster struct {
 type ClusterTLS struct {
 	CAFile     string `key:"ca_file" doc:"Certificates (PEM) of the authorities that the brokers' certificates must come from (the official proxy's brokerClientTrustCertsFilePath). Empty: the system's."`
 	ServerName string `key:"server_name" doc:"Name that every broker's certificate must be for. Empty: the host in the broker's own address, wherever resolve dials it."`
+}
+
+// Failover is what is done about a dead cluster. The leader's counts: it should be the same on all proxies.
+type Failover struct {
+	To        string   `key:"to" doc:"Cluster that the topics go to."`
+	After     Duration `key:"after" doc:"How long a majority of the live proxies must have found the cluster down without a break. 0s stands for 5m."`
+	Automatic bool     `key:"automatic" doc:"Do it without anybody, once within cooldown. Without it a failover is only proposed (pointsman switch list). What it does not promise: pointsman switch start --help."`
+	Cooldown  Duration `key:"cooldown" doc:"After an automatic failover from or to either of the two clusters, how long no other one is done by itself. 0s stands for 24h."`
+}
+
+// The defaults of Failover.
+const (
+	DefaultFailoverAfter    = Duration(5 * time.Minute)
+	DefaultFailoverCooldown = Duration(24 * time.Hour)
+)
+
+// Health is how clusters are looked at.
+type Health struct {
+	Interval       Duration `key:"interval" doc:"How often each proxy asks each cluster, by a lookup as a client makes it."`
+	Timeout        Duration `key:"timeout" doc:"Time that the cluster has to answer."`
+	Failures       int      `key:"failures" doc:"So many failures in a row, spread over at least over, make a cluster down for this proxy."`
+	Over           Duration `key:"over" doc:"See failures."`
+	Successes      int      `key:"successes" doc:"So many answers in a row make it up again."`
+	SampleInterval Duration `key:"sample_interval" doc:"How often the leader writes down the replication backlog and the subscriptions of each cluster with a web_url, one call for each of its brokers, so that they are known when it is dead. 0s: never."`
 }
 
 // Limits bound what one proxy takes on. Nothing in Pointsman is unlimited.
@@ -149,6 +175,10 @@ func Default() *Config {
 			LookupTimeout:        Duration(20 * time.Second),
 			KeepAliveInterval:    Duration(30 * time.Second),
 			WriteStallTimeout:    Duration(5 * time.Minute),
+		},
+		Health: Health{
+			Interval: Duration(5 * time.Second), Timeout: Duration(5 * time.Second), Failures: 5, Over: Duration(5 * time.Second), Successes: 3,
+			SampleInterval: Duration(30 * time.Second),
 		},
 		MessageIDs: MonotonicIDs,
 		Eviction:   Eviction{Rate: 2_000, Burst: 64, Jitter: Duration(50 * time.Millisecond), ReceiptWait: Duration(500 * time.Millisecond)},

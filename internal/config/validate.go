@@ -195,11 +195,36 @@ func (v *validator) clusters() {
 	for _, name := range names {
 		v.cluster(name, c.Clusters[name])
 	}
+	for _, name := range names {
+		v.failover("clusters."+name+".failover", name, c.Clusters[name].Failover, names)
+	}
 	if _, ok := c.Clusters[c.DefaultCluster]; c.DefaultCluster != "" && !ok {
 		v.fault("default_cluster", c.DefaultCluster, "is not among the clusters", didYouMean(c.DefaultCluster, names)+"add it under clusters")
 	}
 	if c.DefaultCluster == "" && len(c.Clusters) > 0 {
 		v.warn("default_cluster", "", "is not set: topics that no entry and no rule maps are refused", "name one of "+strings.Join(names, ", ")+", or add a rule for * later")
+	}
+}
+
+func (v *validator) failover(path, name string, f *Failover, names []string) {
+	switch {
+	case f == nil:
+		return
+	case f.To == "":
+		v.fault(path+".to", "", "is empty", "name the cluster that the topics of "+name+" go to when it is dead")
+	case f.To == name:
+		v.fault(path+".to", f.To, "is the cluster itself", "name another one")
+	case !slices.Contains(names, f.To):
+		v.fault(path+".to", f.To, "is not among the clusters", didYouMean(f.To, names)+"add it under clusters")
+	}
+	if f.After != 0 {
+		v.duration(path+".after", f.After, time.Second, 24*time.Hour)
+	}
+	if f.Cooldown != 0 {
+		v.duration(path+".cooldown", f.Cooldown, time.Second, 365*24*time.Hour)
+	}
+	if f.Automatic && v.cfg.Store.Type == "file" {
+		v.warn(path+".automatic", "true", "with one proxy alone, trouble of its own network looks like a dead cluster", "run several proxies over ZooKeeper, or leave it out and decide yourself")
 	}
 }
 
@@ -354,6 +379,15 @@ func (v *validator) rest() {
 	v.between("eviction.burst", c.Eviction.Burst, 1, 1_000_000)
 	v.duration("eviction.jitter", c.Eviction.Jitter, 0, 10*time.Second)
 	v.duration("eviction.receipt_wait", c.Eviction.ReceiptWait, 0, 10*time.Second)
+	h := c.Health
+	v.duration("health.interval", h.Interval, 100*time.Millisecond, time.Hour)
+	v.duration("health.timeout", h.Timeout, 100*time.Millisecond, time.Minute)
+	v.between("health.failures", h.Failures, 1, 1_000)
+	v.duration("health.over", h.Over, 0, time.Hour)
+	v.between("health.successes", h.Successes, 1, 1_000)
+	if h.SampleInterval != 0 {
+		v.duration("health.sample_interval", h.SampleInterval, time.Second, 24*time.Hour)
+	}
 	v.oneOf("message_ids", c.MessageIDs, MonotonicIDs, NativeIDs)
 	v.oneOf("log.level", c.Log.Level, "debug", "info", "warn", "error")
 	v.oneOf("log.format", c.Log.Format, "text", "json")

@@ -41,7 +41,9 @@ type Config struct {
 	NativeIDs bool
 	// Receipt, when not nil, is handed every record that is over.
 	Receipt func(switching.Record)
-	Log     *slog.Logger
+	// Beside, when not nil, runs as long as this process leads.
+	Beside func(ctx context.Context)
+	Log    *slog.Logger
 }
 
 // Controller drives the planned switches and the drains while this process leads.
@@ -93,6 +95,9 @@ func (c *Controller) lead(ctx context.Context) {
 	defer c.stats.leading.Store(false)
 	l := &leadership{c: c, missing: newUnseen(), running: map[string]*driver{}, batches: map[string]*batchDriver{}}
 	defer l.drivers.Wait()
+	if c.cfg.Beside != nil {
+		l.drivers.Go(func() { c.cfg.Beside(ctx) })
+	}
 	failed := "" // what was said last of the reading
 	l.drivers.Go(func() { c.watchRoster(ctx, l.missing) })
 	timer := time.NewTimer(0)

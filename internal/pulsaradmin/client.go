@@ -265,9 +265,29 @@ func anotherHost(err error) bool {
 	return e.Status == 0 || e.Status == http.StatusBadGateway || e.Status == http.StatusServiceUnavailable || e.Status == http.StatusGatewayTimeout
 }
 
-func (c *Client) try(ctx context.Context, base, method, path string, payload []byte) (answer, error) {
-	fail := func(status int, reason string, err error, remedy string) (answer, error) {
-		return answer{}, &Error{Cluster: c.cfg.Cluster, Call: method + " " + path, Status: status, Reason: reason, Err: err, Remedy: remedy}
+func (c *Client) try(ctx context.Context, base, method, path string, payload []byte) (a answer, err error) {
+	err = c.send(ctx, base, method, path, payload, func(resp *http.Response) error {
+		text, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer+1))
+		switch {
+		case err != nil:
+			return c.failed(method, path, 0, "", fmt.Errorf("%s: the answer broke off: %w", base, err), "try again")
+		case len(text) > maxAnswer:
+			return c.failed(method, path, 0, "", fmt.Errorf("%s: the answer has more than %d MiB", base, maxAnswer>>20), "look at the topic's subscriptions: are there thousands that nobody uses?")
+		}
+		a = answer{header: resp.Header, body: text}
+		return nil
+	})
+	return a, err
+}
+
+func (c *Client) failed(method, path string, status int, reason string, err error, remedy string) error {
+	return &Error{Cluster: c.cfg.Cluster, Call: method + " " + path, Status: status, Reason: reason, Err: err, Remedy: remedy}
+}
+
+// send does one call at one host and hands an answer with a status of 2xx to take.
+func (c *Client) send(ctx context.Context, base, method, path string, payload []byte, take func(*http.Response) error) error {
+	fail := func(status int, reason string, err error, remedy string) error {
+		return c.failed(method, path, status, reason, err, remedy)
 	}
 	var body io.Reader
 	if payload != nil {
@@ -297,17 +317,18 @@ func (c *Client) try(ctx context.Context, base, method, path string, payload []b
 		return fail(0, "", err, fmt.Sprintf("is clusters.%s.web_url right, and can this host reach it?", c.cfg.Cluster))
 	}
 	defer resp.Body.Close()
-	text, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer+1))
-	switch {
-	case err != nil:
-		return fail(0, "", fmt.Errorf("%s: the answer broke off: %w", base, err), "try again")
-	case len(text) > maxAnswer:
-		return fail(0, "", fmt.Errorf("%s: the answer has more than %d MiB", base, maxAnswer>>20), "look at the topic's subscriptions: are there thousands that nobody uses?")
-	case resp.StatusCode/100 != 2:
-		return fail(resp.StatusCode, reason(text), nil, c.remedy(resp.StatusCode))
+	if resp.StatusCode/100 == 2 {
+		return take(resp)
 	}
-	return answer{header: resp.Header, body: text}, nil
+	text, err := io.ReadAll(io.LimitReader(resp.Body, maxReasonRead))
+	if err != nil {
+		return fail(0, "", fmt.Errorf("%s: the answer broke off: %w", base, err), "try again")
+	}
+	return fail(resp.StatusCode, reason(text), nil, c.remedy(resp.StatusCode))
 }
+
+// maxReasonRead bounds what is read of a refusal.
+const maxReasonRead = 64 << 10
 
 // reason is what a broker says of a refusal.
 func reason(text []byte) string {

@@ -1,0 +1,406 @@
+package admin
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"slices"
+	"sync"
+	"time"
+
+	"pointsman/core/route"
+	"pointsman/core/switching"
+	"pointsman/store"
+)
+
+// This file is how the leader carries out a failover: what is decided anew from the map at each begin, so that a successor goes on with what is left.
+
+const (
+	// failoverParallel is how many topics move at once; of each the reports of all proxies are waited for, and those go at the pace of evictions.
+	failoverParallel = 32
+	// failoverRounds bounds how often the map is looked at for what has been mapped to the dead cluster meanwhile.
+	failoverRounds = 3
+	// abortPatience is how long the end of a planned switch is waited for that stands in the way: its fence ends by itself before.
+	abortPatience = switching.PrepareLimit + switching.FenceLimit
+	// progressEvery is how often it is written down how far an order is.
+	progressEvery = time.Second
+)
+
+// failoverRun is one process's work on an order.
+type failoverRun struct {
+	s    *Server
+	seen switching.Seen
+
+	mu    sync.Mutex
+	order switching.Failover // guarded by mu, as all below
+	saved time.Time
+	tried map[string]bool // names that were tried in this run
+}
+
+// RunFailover carries out an order until it is over, or ctx ends. What keeps it from that is logged; whoever leads begins it again.
+func (s *Server) RunFailover(ctx context.Context, o switching.Failover) {
+	r := &failoverRun{s: s, order: o, tried: map[string]bool{}}
+	if err := r.run(ctx); err != nil && ctx.Err() == nil {
+		s.log.Error("a failover cannot go on now, and is tried again", "failover", o.ID, "err", err)
+		select {
+		case <-time.After(progressEvery):
+		case <-ctx.Done():
+		}
+		return
+	}
+	if ctx.Err() == nil {
+		s.log.Warn("a failover is over", "failover", o.ID, "from", o.From, "to", o.To, "state", r.order.State, "moved", r.order.Moved, "failed", r.order.FailedCount,
+			"subscriptions_created", r.order.Created, "unreplicated", r.order.Backlog)
+	}
+}
+
+func (r *failoverRun) run(ctx context.Context) (err error) {
+	if r.seen, err = r.s.failover.Seen(ctx, r.order.From); err != nil {
+		return err
+	}
+	if err := r.resume(ctx); err != nil {
+		return err
+	}
+	for range failoverRounds {
+		_, items, err := r.s.planFailover(ctx, &r.order)
+		if err != nil {
+			return err
+		}
+		items = slices.DeleteFunc(items, func(it failing) bool { return r.tried[it.target.name()] })
+		r.order.Total = r.order.Moved + r.order.FailedCount + len(items)
+		if len(items) == 0 {
+			break
+		}
+		if err := r.save(ctx, true); err != nil {
+			return err
+		}
+		for len(items) > 0 && !items[0].target.isTopic { // rules are first: each moves much, and alone
+			r.move(ctx, items[0])
+			items = items[1:]
+		}
+		var wg sync.WaitGroup
+		free := make(chan struct{}, failoverParallel)
+		for _, it := range items {
+			free <- struct{}{}
+			wg.Go(func() {
+				defer func() { <-free }()
+				r.move(ctx, it)
+			})
+		}
+		wg.Wait()
+		if ctx.Err() != nil || r.order.Wish == switching.WishAbort {
+			break
+		}
+	}
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	r.order.Ended = time.Now().UTC()
+	switch {
+	case r.order.Wish == switching.WishAbort:
+		r.order.State = switching.FailoverAborted
+	case r.order.FailedCount > 0 || r.order.Done < r.order.Moved:
+		r.order.State = switching.FailoverIncomplete
+	default:
+		r.order.State = switching.FailoverDone
+	}
+	return r.save(ctx, true)
+}
+
+// resume finds out what was moved before, by a leader that has ended, and ends what that has begun.
+func (r *failoverRun) resume(ctx context.Context) error {
+	o := &r.order
+	begun := o.State != switching.FailoverRequested
+	o.State = switching.FailoverRunning
+	if err := r.abortWaiting(ctx); err != nil {
+		return err
+	}
+	if !begun {
+		return nil
+	}
+	records, err := r.s.failoverRecords(ctx, *o)
+	if err != nil {
+		return err
+	}
+	o.Moved, o.Done, o.Failed, o.FailedCount, o.Created, o.Again, o.Backlog = len(records), 0, nil, 0, 0, 0, 0
+	for _, rec := range records {
+		if f := rec.Failover; f != nil {
+			o.Created, o.Again, o.Backlog = o.Created+f.Created, o.Again+f.Again, o.Backlog+f.Backlog
+		}
+		if rec.State == switching.StateEvicting {
+			if err := r.s.await(ctx, &rec); err != nil {
+				return err
+			}
+		}
+		if rec.State == switching.StateDone {
+			o.Done++
+		}
+	}
+	return nil
+}
+
+// abortWaiting aborts planned switches of topics on the dead cluster that have not begun.
+func (r *failoverRun) abortWaiting(ctx context.Context) error {
+	running, err := r.s.store.Running(ctx)
+	if err != nil {
+		return err
+	}
+	for _, rec := range running {
+		if rec.From != r.order.From || rec.State != switching.StateRequested || !concerns(&r.order, rec.Topic) {
+			continue
+		}
+		if err := r.s.wishAbort(ctx, rec); err != nil {
+			return err
+		}
+		r.note(fmt.Sprintf("switch %s of %s was aborted: it had not begun", rec.ID, rec.Topic))
+	}
+	return nil
+}
+
+// concerns tells whether an order is about a topic.
+func concerns(o *switching.Failover, base string) bool {
+	t, err := route.ParseTopic(base)
+	if err != nil {
+		return false
+	}
+	return o.All || slices.Contains(o.Topics, base) || o.Scope != "" && t.In(o.Scope)
+}
+
+// wishAbort asks the leader to give up a switch that is not over, if that is still possible.
+func (s *Server) wishAbort(ctx context.Context, rec switching.Record) error {
+	err := s.amend(ctx, rec, func(rec *switching.Record) error {
+		if !rec.State.Over() && rec.State != switching.StateEvicting {
+			rec.Wish = switching.WishAbort
+		}
+		return nil
+	})
+	s.nudge()
+	return err
+}
+
+// move moves one topic or rule, and writes down what became of it.
+func (r *failoverRun) move(ctx context.Context, it failing) {
+	name := it.target.name()
+	r.mu.Lock()
+	stop := r.order.Wish == switching.WishAbort || ctx.Err() != nil
+	r.tried[name] = !stop
+	r.mu.Unlock()
+	if stop {
+		return
+	}
+	rec, err := r.moveOne(ctx, it)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch {
+	case errors.Is(err, errAlreadyThere):
+	case err != nil && ctx.Err() == nil:
+		r.s.log.Error("a topic could not be moved off a dead cluster", "failover", r.order.ID, "topic", name, "err", err)
+		if r.order.FailedCount++; len(r.order.Failed) < switching.MaxFailed {
+			r.order.Failed = append(r.order.Failed, switching.FailedMove{Name: name, Problem: asError(err).Error()})
+		}
+	case rec != nil:
+		r.order.Moved++
+		if f := rec.Failover; f != nil {
+			r.order.Created, r.order.Again, r.order.Backlog = r.order.Created+f.Created, r.order.Again+f.Again, r.order.Backlog+f.Backlog
+		}
+		if rec.State == switching.StateDone {
+			r.order.Done++
+		}
+	}
+	if err := r.saveLocked(ctx, false); err != nil && ctx.Err() == nil {
+		r.s.log.Warn("how far a failover is could not be written down", "failover", r.order.ID, "err", err)
+	}
+}
+
+func (r *failoverRun) moveOne(ctx context.Context, it failing) (*switching.Record, error) {
+	o := &r.order
+	drained := false
+	if e := it.moving; e != nil {
+		if e.State == route.StateDraining {
+			drained = true
+		} else if err := r.s.freeTopic(ctx, *e); err != nil {
+			return nil, err
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, moveTimeout)
+	defer cancel()
+	facts, err := r.s.ready(ctx, o, it.topics, &r.seen, true)
+	if err != nil {
+		return nil, err
+	}
+	if it.target.isTopic && len(facts.Problems) > 0 && !o.Force {
+		return nil, &Error{Code: CodePreflight, Message: facts.Problems[0], Remedy: "mend it on cluster " + o.To + " and order the failover again; what has moved is left alone"}
+	}
+	if drained {
+		return r.s.endDrain(ctx, o, it, facts)
+	}
+	rec, err := r.s.flipFailover(ctx, o, it.target, facts)
+	if rec == nil {
+		return nil, err
+	}
+	r.s.log.Warn("moved off a dead cluster", "failover", o.ID, "switch", rec.ID, "topic", it.target.name(), "from", o.From, "to", o.To, "epoch", rec.Epoch,
+		"unreplicated", facts.Backlog, "measured", facts.Measured, "subscriptions_created", facts.Created)
+	return rec, errors.Join(err, r.s.await(ctx, rec))
+}
+
+// moveTimeout bounds what one topic or rule takes, its clients included.
+const moveTimeout = maxAckTimeout + 5*time.Minute
+
+// freeTopic has a planned switch of a topic aborted, and waits for the end of that.
+func (s *Server) freeTopic(ctx context.Context, e route.Entry) error {
+	ctx, cancel := context.WithTimeout(ctx, abortPatience)
+	defer cancel()
+	rec, err := s.store.Switch(ctx, e.SwitchID)
+	if err == nil {
+		err = s.wishAbort(ctx, rec)
+	}
+	if err != nil {
+		return fmt.Errorf("switch %s stands in the way and could not be aborted: %w", e.SwitchID, err)
+	}
+	ticker := time.NewTicker(100 * time.Millisecond)
+	defer ticker.Stop()
+	for {
+		now, ok, err := s.store.Entry(ctx, e.Topic)
+		if err == nil && (!ok || now.State == route.StateActive) {
+			return nil
+		}
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+			return &Error{Code: CodeSwitching, Message: fmt.Sprintf("%s is %s by switch %s, which did not end within %v of being aborted", e.Topic, stateName(e.State), e.SwitchID, abortPatience),
+				Remedy: fmt.Sprintf("look at `pointsman switch status %s`", e.SwitchID)}
+		}
+	}
+}
+
+// flipFailover changes the map for one topic or rule. A record is returned when it was changed, even if something went wrong afterwards.
+func (s *Server) flipFailover(ctx context.Context, o *switching.Failover, t target, facts switching.FailoverFacts) (*switching.Record, error) {
+	const attempts = 5
+	b := &batch{id: o.ID, to: o.To, mode: switching.ModeFailover, who: o.Who, why: o.Why}
+	it := &item{target: t, from: o.From, id: failoverRecordID(o.ID, t.name())}
+	started := time.Now()
+	var conflict error
+	for range attempts {
+		p, err := s.planFor(ctx, t)
+		if err != nil {
+			return nil, err
+		}
+		if now := p.decided(t); now == o.To {
+			return nil, errAlreadyThere
+		} else if now != o.From {
+			return nil, &Error{Code: CodeConflict, Message: fmt.Sprintf("%s was on %q when the failover began and is on %q now", t.name(), o.From, now), Remedy: "look at `pointsman history` and decide anew"}
+		}
+		if _, err := p.set(t, o.To, 0, it.id); err != nil {
+			return nil, err
+		}
+		rec, err := s.record(ctx, b, it, p, started)
+		if err != nil {
+			return nil, err
+		}
+		rec.Failover = &facts
+		written, err := s.write(ctx, p, rec, b.who, whyFailover(o))
+		switch {
+		case written > 0:
+			return rec, err
+		case errors.Is(err, store.ErrConflict):
+			conflict = err // perhaps only of a rule above: look again
+			continue
+		case errors.Is(err, store.ErrUnknown):
+			return s.settle(ctx, rec, err)
+		}
+		return nil, err
+	}
+	return nil, conflict
+}
+
+func whyFailover(o *switching.Failover) string {
+	if o.Why != "" {
+		return o.Why
+	}
+	return fmt.Sprintf("failover %s: cluster %s is dead", o.ID, o.From)
+}
+
+// failoverRecordID is the id of the record of one topic or rule: the same whoever makes it.
+func failoverRecordID(order, name string) string {
+	h := fnv.New64a()
+	_, _ = h.Write([]byte(name)) // never fails
+	return order + "-" + hex.EncodeToString(h.Sum(nil))[:12]
+}
+
+// endDrain has a topic that drains from the dead cluster be on the new one alone: its producers are there already, and what its subscriptions had not read
+// on the dead one stays there.
+func (s *Server) endDrain(ctx context.Context, o *switching.Failover, it failing, facts switching.FailoverFacts) (*switching.Record, error) {
+	base := it.target.topic.Base()
+	for range wishAttempts {
+		e, ok, err := s.store.Entry(ctx, base)
+		if err != nil {
+			return nil, err
+		}
+		if !ok || e.State != route.StateDraining || e.Cluster != o.To || route.DrainFrom(e.Drain) != o.From {
+			return nil, errAlreadyThere
+		}
+		rec, err := s.store.Switch(ctx, e.SwitchID)
+		if err != nil {
+			return nil, err
+		}
+		after := e
+		after.State, after.Drain = route.StateActive, ""
+		rec.Rev++
+		rec.State, rec.Ended, rec.Failover = switching.StateIncomplete, time.Now(), &facts
+		rec.Note = fmt.Sprintf("ended by failover %s: cluster %s is dead; what subscriptions had not read there stays on it (`pointsman switch salvage %s` when it is back)", o.ID, o.From, rec.ID)
+		err = s.store.Apply(ctx, store.Change{Entries: []store.EntryChange{{Topic: base, Before: &e, After: &after}}, Switch: &rec, Who: o.Who, Why: whyFailover(o)})
+		switch {
+		case err == nil:
+			rec.State = switching.StateDone // as far as the order goes
+			return &rec, nil
+		case !errors.Is(err, store.ErrConflict) && !errors.Is(err, store.ErrUnknown):
+			return nil, err
+		}
+	}
+	return nil, &Error{Code: CodeConflict, Message: fmt.Sprintf("the drain of %s changed %d times while it was to be ended", base, wishAttempts), Remedy: "order the failover again"}
+}
+
+func (r *failoverRun) note(text string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.order.Notes) < switching.MaxFailoverNames {
+		r.order.Notes = append(r.order.Notes, text)
+	}
+}
+
+// save writes down how far the order is, and takes in what its operator wishes.
+func (r *failoverRun) save(ctx context.Context, now bool) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.saveLocked(ctx, now)
+}
+
+func (r *failoverRun) saveLocked(ctx context.Context, now bool) error {
+	if !now && time.Since(r.saved) < progressEvery {
+		return nil
+	}
+	for range wishAttempts {
+		err := store.PutFailover(ctx, r.s.store, &r.order)
+		if err == nil {
+			r.saved = time.Now()
+			return nil
+		}
+		if !errors.Is(err, store.ErrConflict) && !errors.Is(err, store.ErrUnknown) {
+			return err
+		}
+		have, err := store.Failover(ctx, r.s.store, r.order.ID)
+		if err != nil {
+			return err
+		}
+		if have.State.Over() {
+			return fmt.Errorf("failover %s was ended by somebody else", have.ID)
+		}
+		r.order.Rev, r.order.Wish = have.Rev, have.Wish
+		if r.order.State.Over() && have.Wish == switching.WishAbort {
+			r.order.Wish = "" // too late
+		}
+	}
+	return &Error{Code: CodeConflict, Message: fmt.Sprintf("failover %s changed %d times while it was written to", r.order.ID, wishAttempts)}
+}

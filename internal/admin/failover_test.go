@@ -1,0 +1,455 @@
+package admin_test
+
+import (
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"pointsman/core/route"
+	"pointsman/core/switching"
+	"pointsman/internal/admin"
+	"pointsman/internal/admin/admintest"
+	"pointsman/store"
+)
+
+func failover(from, to string, topics ...string) admin.SwitchRequest {
+	return admin.SwitchRequest{Topics: topics, From: from, To: to, Mode: "failover", Who: "ann@ops", Why: "a burns"}
+}
+
+// dead has all proxies say that a is down, and b up.
+func (r *rig) dead(t *testing.T) {
+	t.Helper()
+	for _, p := range r.proxies {
+		p.Health(t, "a", "down")
+		p.Health(t, "b", "up")
+	}
+}
+
+// SW-18: a topic moves, with its facts in the record, its clients sent over, and the epoch counted up.
+func TestAFailoverMovesATopicOffADeadClusterByTheLeader(t *testing.T) {
+	in(t, func(t *testing.T, r *rig) {
+		r.dead(t)
+		r.clients("p1", topic1, 2, 1)
+		seen := switching.Seen{Cluster: "a"}
+		r.work.See(seen.Merge(time.Now(), []switching.SeenTopic{{Topic: topic1}}, "", func(string) bool { return true }))
+		r.work.Find(func(string) (switching.FailoverFacts, error) {
+			return switching.FailoverFacts{Topics: 1, Measured: time.Now(), Backlog: 42, Subscriptions: 2, Missing: 1, Again: 7, Names: []string{topic1 + " billing"}}, nil
+		})
+		// Any proxy takes the order; the one that leads carries it out.
+		admintest.LeadFailovers(t, r.stores["p2"], r.proxies["p2"], r.servers["p2"])
+		st := must(t)(r.switchAndWait(failover("", "b", "acme/orders/t1")))
+		if !st.Done() || st.Mode != "failover" || st.Total != 1 || st.Flipped != 1 || st.Ended != 1 || len(st.Switches) != 1 || len(st.NotPromised) != 5 {
+			t.Fatalf("status = %+v", st)
+		}
+		o := st.Order
+		if o == nil || o.State != switching.FailoverDone || o.From != "a" || o.Created != 1 || o.Again != 7 || o.Backlog != 42 || o.Who != "ann@ops" {
+			t.Errorf("order = %+v", o)
+		}
+		d := st.Switches[0]
+		if d.State != switching.StateDone || d.From != "a" || d.To != "b" || d.Epoch != 1 || d.Batch != st.ID || d.Runner != "p2" || d.Producers != 2 || len(d.Acks) != 2 || len(d.Assigned) != 1 {
+			t.Errorf("record = %+v", d)
+		}
+		if f := d.Failover; f == nil || f.Created != 1 || f.Backlog != 42 || len(f.Names) != 1 {
+			t.Errorf("facts = %+v", f)
+		}
+		r.expect(topic1, "b", 1)
+		if made := r.work.Made(); !slices.Equal(made, []string{topic1}) {
+			t.Errorf("made ready: %v", made)
+		}
+		// It is an order of the past by now, and found all the same.
+		if again, err := r.client("p2").Switch(t.Context(), st.ID); err != nil || !again.Done() {
+			t.Errorf("at p2: %+v, %v", again, err)
+		}
+		_, err := r.client("p1").StartSwitch(t.Context(), failover("a", "b", topic1))
+		refused(t, err, admin.CodeAlreadyThere, "nothing on cluster a")
+		_, err = r.client("p1").AbortSwitch(t.Context(), admin.SwitchCommand{ID: st.ID})
+		refused(t, err, admin.CodeTooLate, "switch reverse "+st.ID)
+	})
+}
+
+func TestAFailoverFromAClusterThatLivesIsRefusedUnlessForced(t *testing.T) {
+	in(t, func(t *testing.T, r *rig) {
+		admintest.LeadFailovers(t, r.stores["p1"], r.proxies["p1"], r.servers["p1"])
+		for _, p := range r.proxies {
+			p.Health(t, "a", "up")
+			p.Health(t, "b", "up")
+		}
+		start := func(force, dry bool) (admin.SwitchStatus, error) {
+			req := failover("a", "b", topic1)
+			req.Force, req.DryRun = force, dry
+			return r.client("p1").StartSwitch(t.Context(), req)
+		}
+		_, err := start(false, false)
+		refused(t, err, admin.CodeClusterUp, "--mode planned")
+		_, err = start(false, true)
+		refused(t, err, admin.CodeClusterUp, "2 are answered by it")
+		r.expect(topic1, "a", 0)
+		// One of two is no majority.
+		r.proxies["p2"].Health(t, "a", "down")
+		if st, err := start(false, true); err != nil || st.Failover.Votes != (switching.Votes{Up: 1, Down: 1, Live: 2}) || len(st.Failover.Views) != 2 {
+			t.Errorf("a tie: %+v, %v", st.Failover, err)
+		}
+		r.proxies["p2"].Health(t, "a", "up")
+		st := must(t)(start(true, false))
+		st = must(t)(r.client("p1").WaitSwitch(t.Context(), st.ID, nil))
+		if !st.Done() {
+			t.Errorf("forced: %+v", st)
+		}
+		r.expect(topic1, "b", 1)
+		r.proxies["p1"].Health(t, "b", "down")
+		r.proxies["p2"].Health(t, "b", "down")
+		_, err = r.client("p1").StartSwitch(t.Context(), failover("b", "a", topic1))
+		if err != nil {
+			t.Errorf("from a dead cluster to one that lives: %v", err)
+		}
+		_, err = r.client("p1").StartSwitch(t.Context(), failover("a", "b", topic2))
+		refused(t, err, admin.CodeClusterUp, "cluster a answers")
+		for _, p := range r.proxies {
+			p.Health(t, "a", "down")
+		}
+		_, err = r.client("p1").StartSwitch(t.Context(), failover("a", "b", topic2))
+		refused(t, err, admin.CodeClusterDown, "cluster b does not answer either")
+	})
+}
+
+func TestEverythingOfADeadClusterMovesRulesFirst(t *testing.T) {
+	in(t, func(t *testing.T, r *rig) {
+		r.set("acme/orders", "a")
+		r.set("acme/stock", "c")
+		r.set(topic1, "a")
+		r.set(topic2, "c")
+		r.set("persistent://acme/stock/x", "a")
+		r.dead(t)
+		seen := switching.Seen{Cluster: "a"}
+		r.work.See(seen.Merge(time.Now(), []switching.SeenTopic{
+			{Topic: "persistent://acme/orders/ruled"}, {Topic: topic1}, {Topic: "persistent://other/ns/t"}, {Topic: "persistent://acme/stock/elsewhere"},
+		}, "", func(string) bool { return true }))
+		admintest.LeadFailovers(t, r.stores["p1"], r.proxies["p1"], r.servers["p1"])
+		req := failover("a", "b")
+		req.DryRun = true
+		dry := must(t)(r.client("p1").StartSwitch(t.Context(), req))
+		var names []string
+		for _, m := range dry.Failover.Moves {
+			names = append(names, fmt.Sprintf("%s %d/%d", m.Name, m.Facts.Topics, m.Facts.Unknown))
+		}
+		want := []string{"* 1/0", "acme/orders 1/0", topic1 + " 1/0", "persistent://acme/stock/x 1/1"}
+		if !slices.Equal(names, want) {
+			t.Errorf("moves %v, want %v", names, want)
+		}
+		if made := r.work.Made(); len(made) > 0 {
+			t.Errorf("a dry run makes %v", made)
+		}
+		r.expect(topic1, "a", 0)
+		st := must(t)(r.switchAndWait(failover("a", "b")))
+		if !st.Done() || st.Total != 4 || st.Flipped != 4 {
+			t.Fatalf("status = %+v, %+v", st, st.Order)
+		}
+		if made := r.work.Made(); len(made) != 4 || made[0] != "persistent://other/ns/t" || made[1] != "persistent://acme/orders/ruled" {
+			t.Errorf("made ready: %v", made)
+		}
+		r.expect(topic1, "b", 1)
+		r.expect(topic2, "c", r.stored(topic2).Epoch)
+		r.expect("persistent://acme/orders/ruled", "b", r.stored("persistent://acme/orders/ruled").Epoch)
+		r.expect("persistent://acme/stock/elsewhere", "c", r.stored("persistent://acme/stock/elsewhere").Epoch)
+		r.expect("persistent://acme/stock/x", "b", r.stored("persistent://acme/stock/x").Epoch)
+		if d := r.stored("persistent://other/ns/t"); d.Cluster != "b" || d.Epoch == 0 {
+			t.Errorf("what only the default decided is at %+v", d)
+		}
+	})
+}
+
+func TestANamespaceMovesWhatOfItIsOnTheDeadCluster(t *testing.T) {
+	in(t, func(t *testing.T, r *rig) {
+		r.set(topic1, "a")
+		r.set(topic2, "c")
+		r.dead(t)
+		admintest.LeadFailovers(t, r.stores["p1"], r.proxies["p1"], r.servers["p1"])
+		req := failover("", "b")
+		req.Namespace = "acme/orders"
+		st := must(t)(r.switchAndWait(req))
+		if !st.Done() || st.Total != 2 {
+			t.Fatalf("status = %+v", st)
+		}
+		r.expect(topic1, "b", 1)
+		if d := r.stored(topic2); d.Cluster != "c" {
+			t.Errorf("a topic on a third cluster moved: %+v", d)
+		}
+		if d := r.stored("persistent://other/ns/t"); d.Cluster != "a" {
+			t.Errorf("another namespace moved: %+v", d)
+		}
+		_, err := r.client("p1").StartSwitch(t.Context(), failover("", "b", topic2, "acme/other/x"))
+		refused(t, err, admin.CodeBadRequest, "add --from CLUSTER")
+	})
+}
+
+// A planned switch of a topic whose cluster dies is aborted, and the failover goes on from there.
+func TestAFailoverAbortsAPlannedSwitchAndGoesOn(t *testing.T) {
+	in(t, func(t *testing.T, r *rig) {
+		topic := &admintest.Topic{}
+		topic.Fail("tail") // the old cluster dies in the fence
+		admintest.Lead(t, r.st.Join(), "p1", topic)
+		admintest.LeadFailovers(t, r.stores["p1"], r.proxies["p1"], r.servers["p1"])
+		planned := must(t)(r.client("p1").StartSwitch(t.Context(), plan("c", topic1)))
+		time.Sleep(2 * time.Second) // of the bubble
+		if d := r.stored(topic1); d.State != route.StateFenced {
+			t.Fatalf("the planned switch is %+v", d)
+		}
+		waiting := must(t)(r.client("p1").StartSwitch(t.Context(), plan("b", topic2)))
+		must(t)(r.client("p1").PauseSwitch(t.Context(), admin.SwitchCommand{ID: waiting.ID}))
+		r.dead(t)
+		req := failover("a", "b", topic1, topic2)
+		req.DryRun = true
+		dry := must(t)(r.client("p1").StartSwitch(t.Context(), req))
+		if len(dry.Failover.Aborts) == 0 || !strings.Contains(strings.Join(dry.Failover.Aborts, "; "), planned.ID) {
+			t.Errorf("the plan does not name what is aborted: %v", dry.Failover.Aborts)
+		}
+		st := must(t)(r.switchAndWait(failover("a", "b", topic1, topic2)))
+		if !st.Done() || st.Total != 2 {
+			t.Fatalf("status = %+v, %+v", st, st.Order)
+		}
+		for _, id := range []string{planned.ID, waiting.ID} {
+			if rec, err := r.st.Switch(t.Context(), id); err != nil || rec.State != switching.StateAborted {
+				t.Errorf("switch %s is %+v, %v", id, rec, err)
+			}
+		}
+		for _, topic := range []string{topic1, topic2} {
+			if d := r.stored(topic); d.Cluster != "b" || d.State != route.StateActive {
+				t.Errorf("%s: %+v", topic, d)
+			}
+		}
+	})
+}
+
+// The topic is on the new cluster already; what its subscriptions had not read on the dead one stays there, and the record says so.
+func TestAFailoverEndsADrainOffTheDeadCluster(t *testing.T) {
+	in(t, func(t *testing.T, r *rig) {
+		r.dead(t)
+		id := "sw-drain"
+		drain := route.Drain{From: "a", Subs: []route.DrainSub{{Name: "billing"}}, Tails: []route.Tail{{Ledger: 7, Entry: 9}}}
+		rec := switching.Record{ID: id, Rev: 1, Attempt: 1, Topic: topic1, From: "a", To: "b", Mode: switching.ModeDrain, State: switching.StateDraining, Epoch: 1, Started: time.Now()}
+		entry := route.Entry{Topic: topic1, Cluster: "b", Epoch: 1, State: route.StateDraining, SwitchID: id, Attempt: 1, Drain: drain.String()}
+		if err := r.st.Apply(t.Context(), store.Change{Entries: []store.EntryChange{{Topic: topic1, After: &entry}}, Switch: &rec}); err != nil {
+			t.Fatal(err)
+		}
+		admintest.LeadFailovers(t, r.stores["p1"], r.proxies["p1"], r.servers["p1"])
+		st := must(t)(r.switchAndWait(failover("", "b", topic1)))
+		if !st.Done() || st.Total != 1 || st.Flipped != 1 {
+			t.Fatalf("status = %+v, %+v", st, st.Order)
+		}
+		e, _, err := r.st.Entry(t.Context(), topic1)
+		if err != nil || e.Cluster != "b" || e.State != route.StateActive || e.Drain != "" || e.Epoch != 1 {
+			t.Errorf("entry = %+v, %v", e, err)
+		}
+		if rec, err := r.st.Switch(t.Context(), id); err != nil || rec.State != switching.StateIncomplete || !strings.Contains(rec.Note, "switch salvage "+id) {
+			t.Errorf("record = %+v, %v", rec, err)
+		}
+	})
+}
+
+// What the new cluster lacks and cannot be made is never passed over in silence.
+func TestAFailoverIsRefusedWhenSubscriptionsCannotBeMade(t *testing.T) {
+	in(t, func(t *testing.T, r *rig) {
+		r.dead(t)
+		admintest.LeadFailovers(t, r.stores["p1"], r.proxies["p1"], r.servers["p1"])
+		r.work.Find(func(string) (switching.FailoverFacts, error) {
+			return switching.FailoverFacts{Topics: 1, Missing: 1}, errors.New("cluster b has no admin address")
+		})
+		_, err := r.client("p1").StartSwitch(t.Context(), failover("a", "b", topic1))
+		refused(t, err, admin.CodeSubscriptions, "--subscriptions none")
+		r.expect(topic1, "a", 0)
+		req := failover("a", "b", topic1)
+		req.Subscriptions = "none"
+		if st := must(t)(r.switchAndWait(req)); !st.Done() {
+			t.Errorf("status = %+v", st)
+		}
+		if made := r.work.Made(); len(made) > 0 {
+			t.Errorf("made ready: %v", made)
+		}
+
+		// Later than the plan: the topic stays where it is, the others go on, and the order says so.
+		asked := false
+		r.work.Find(func(base string) (switching.FailoverFacts, error) {
+			facts := switching.FailoverFacts{Topics: 1}
+			if base != topic2 {
+				return facts, nil
+			}
+			if asked {
+				return facts, errors.New("refused")
+			}
+			asked = true
+			return facts, nil
+		})
+		st := must(t)(r.switchAndWait(failover("a", "b", topic2, "acme/orders/t3")))
+		if st.State != "incomplete" || st.Flipped != 1 || len(st.Failed) != 1 || st.Failed[0].Name != topic2 || !strings.Contains(st.Failed[0].Problem, "--subscriptions none") {
+			t.Errorf("status = %+v", st)
+		}
+		r.expect(topic2, "a", 0)
+		r.expect("persistent://acme/orders/t3", "b", 1)
+	})
+}
+
+// A leader that ends in the middle is followed by one that goes on; nothing moves twice.
+func TestTheNextLeaderGoesOnWithAFailover(t *testing.T) {
+	in(t, func(t *testing.T, r *rig) {
+		r.dead(t)
+		for i := range 100 {
+			r.set(fmt.Sprintf("persistent://acme/many/t%d", i), "a")
+		}
+		moved := make(chan struct{}, 1000)
+		r.work.Find(func(base string) (switching.FailoverFacts, error) {
+			time.Sleep(time.Second) // of the bubble
+			moved <- struct{}{}
+			return switching.FailoverFacts{Topics: 1}, nil
+		})
+		req := failover("a", "b")
+		req.Namespace = "acme/many"
+		st := must(t)(r.client("p1").StartSwitch(t.Context(), req))
+		for range 100 { // the plan looks as well
+			<-moved
+		}
+		stop := admintest.LeadFailovers(t, r.stores["p1"], r.proxies["p1"], r.servers["p1"])
+		for range 40 {
+			<-moved
+		}
+		stop()
+		before := 0
+		for e := range r.storedTable().Each {
+			if e.Cluster == "b" {
+				before++
+			}
+		}
+		if before == 0 || before >= 100 {
+			t.Fatalf("%d topics have moved when the leader ends", before)
+		}
+		admintest.LeadFailovers(t, r.stores["p2"], r.proxies["p2"], r.servers["p2"])
+		st = must(t)(r.client("p1").WaitSwitch(t.Context(), st.ID, nil))
+		if !st.Done() || st.Total != 101 || st.Flipped != 101 {
+			t.Fatalf("status = %+v, %+v", st.State, st.Order)
+		}
+		history, err := r.st.History(t.Context(), 1000)
+		if err != nil {
+			t.Fatal(err)
+		}
+		flips := map[string]int{}
+		for _, h := range history {
+			for _, c := range h.Entries {
+				if c.After != nil && c.After.Cluster == "b" {
+					flips[c.Topic]++
+				}
+			}
+		}
+		for name, n := range flips {
+			if n != 1 {
+				t.Errorf("%s moved %d times", name, n)
+			}
+		}
+		if len(flips) != 100 {
+			t.Errorf("%d topics moved", len(flips))
+		}
+	})
+}
+
+func TestAnAbortedFailoverLeavesTheRestWhereItIs(t *testing.T) {
+	in(t, func(t *testing.T, r *rig) {
+		r.dead(t)
+		for i := range 100 {
+			r.set(fmt.Sprintf("persistent://acme/many/t%d", i), "a")
+		}
+		r.work.Find(func(base string) (switching.FailoverFacts, error) {
+			time.Sleep(2 * time.Second)
+			return switching.FailoverFacts{Topics: 1}, nil
+		})
+		req := failover("a", "b")
+		req.Namespace = "acme/many"
+		st := must(t)(r.client("p1").StartSwitch(t.Context(), req))
+		admintest.LeadFailovers(t, r.stores["p2"], r.proxies["p2"], r.servers["p2"])
+		time.Sleep(4 * time.Second)
+		if _, err := r.client("p1").AbortSwitch(t.Context(), admin.SwitchCommand{ID: st.ID}); err != nil {
+			t.Fatal(err)
+		}
+		st = must(t)(r.client("p1").WaitSwitch(t.Context(), st.ID, nil))
+		if st.State != "aborted" || st.Flipped == 0 || st.Flipped == 101 {
+			t.Errorf("status = %+v, %+v", st.State, st.Order)
+		}
+	})
+}
+
+// Real stores, real proposals: from what proxies say to what an operator reads, and to the move.
+func TestADeadClusterIsProposedAndWhenConfiguredMovedOnce(t *testing.T) {
+	for _, automatic := range []bool{false, true} {
+		t.Run(fmt.Sprint("automatic ", automatic), func(t *testing.T) {
+			in(t, func(t *testing.T, r *rig) {
+				pair := switching.FailoverPair{From: "a", To: "b", After: time.Minute, Automatic: automatic, Cooldown: 24 * time.Hour}
+				stop := admintest.LeadFailovers(t, r.stores["p1"], r.proxies["p1"], r.servers["p1"], pair)
+				proposals := func() []admin.Proposal {
+					t.Helper()
+					list, err := r.client("p2").Switches(t.Context(), 10)
+					clusters, err2 := r.client("p2").Clusters(t.Context())
+					if err := errors.Join(err, err2); err != nil {
+						t.Fatal(err)
+					}
+					if !reflect.DeepEqual(list.Proposals, clusters.Proposals) {
+						t.Errorf("switch list says %v, clusters ls %v", list.Proposals, clusters.Proposals)
+					}
+					return list.Proposals
+				}
+				r.dead(t)
+				time.Sleep(50 * time.Second)
+				if p := proposals(); len(p) != 0 {
+					t.Errorf("too early: %+v", p)
+				}
+				// A new leader begins to count anew.
+				stop()
+				admintest.LeadFailovers(t, r.stores["p2"], r.proxies["p2"], r.servers["p2"], pair)
+				time.Sleep(50 * time.Second)
+				if p := proposals(); len(p) != 0 {
+					t.Errorf("too early after a change of leaders: %+v", p)
+				}
+				time.Sleep(30 * time.Second)
+				synctest.Wait()
+				over, err := store.FailoversOver(t.Context(), r.st)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if !automatic {
+					p := proposals()
+					if len(p) != 1 || p[0].From != "a" || p[0].To != "b" || p[0].Command != "pointsman switch start --mode failover --from a --to b" || len(over) != 0 {
+						t.Fatalf("proposals %+v, orders %+v", p, over)
+					}
+					r.expect(topic1, "a", 0)
+					r.proxies["p1"].Health(t, "a", "up")
+					r.proxies["p2"].Health(t, "a", "up")
+					time.Sleep(3 * time.Second)
+					if p := proposals(); len(p) != 0 {
+						t.Errorf("the cluster is back: %+v", p)
+					}
+					return
+				}
+				if len(over) != 1 || !over[0].Automatic || over[0].State != switching.FailoverDone || over[0].Moved != 1 {
+					t.Fatalf("orders %+v", over)
+				}
+				r.expect(topic1, "b", 1)
+				// SW-18: it comes back, and dies again with something on it: nothing moves by itself, there or back.
+				for _, p := range r.proxies {
+					p.Health(t, "a", "up")
+				}
+				time.Sleep(time.Hour)
+				r.expect(topic1, "b", 1)
+				r.set(topic2, "a")
+				r.dead(t)
+				time.Sleep(time.Hour)
+				if p := proposals(); len(p) != 1 || !strings.Contains(p[0].Blocked, over[0].ID) {
+					t.Errorf("within the cool-down: %+v", p)
+				}
+				if d := r.stored(topic2); d.Cluster != "a" {
+					t.Errorf("moved a second time by itself: %+v", d)
+				}
+			})
+		})
+	}
+}
