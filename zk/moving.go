@@ -12,7 +12,7 @@ import (
 	"pointsman/store"
 )
 
-// Entries that are prepared or fenced are stored apart from their bucket, in moving/<bucket>, as a bucket of their own that
+// Entries that are not active are stored apart from their bucket, in moving/<bucket>, as a bucket of their own that
 // exists only meanwhile: a step of a switch writes some hundred bytes, and the bucket once, at the flip. Where the map is
 // read, they are laid over the entries of the bucket.
 //

@@ -52,7 +52,7 @@ type Config struct {
 //	meta                     {"format":1,"id":…}: written last when the tree is made, so where it is the tree is whole
 //	rules                    all rules
 //	routes/0000 … 1023       the buckets (store.Bucket); a node exists from the first entry of its bucket on
-//	moving/0000 … 1023       entries that are prepared or fenced (store.Bucket); a node exists only while there are any
+//	moving/0000 … 1023       entries that are not active (store.Bucket); a node exists only while there are any
 //	members/<proxy>          persistent: the roster
 //	proxies/<proxy>          ephemeral: who is connected, with its incarnation
 //	tombstones/<proxy>@<incarnation>  members that were forgotten
