@@ -55,7 +55,6 @@ var configs = []config{
 	{name: "crash with a consumer, two proxies", proxies: 2, messages: 1, consumer: true, left: budget{crash: 1}, deep: true},
 	{name: "cut with a late cursor", proxies: 1, messages: 1, consumer: true, left: budget{cut: 1, change: 1}, deep: true},
 	{name: "a drain with a cut-off proxy, and a consumer that moves", proxies: 2, messages: 1, drain: true, consumer: true, left: budget{move: 1, cut: 1}, deep: true},
-	{name: "a drain of two subscriptions on two proxies, one cut off", proxies: 2, messages: 1, drain: true, two: true, left: budget{cut: 1, late: 1}, deep: true},
 	{name: "a drain that is taken back under two leaders", proxies: 1, messages: 0, drain: true, live: true, left: budget{change: 1, back: 1, wish: 1}, deep: true},
 	{name: "a drain of one message under two leaders", proxies: 1, messages: 1, drain: true, consumer: true, left: budget{change: 1}, deep: true},
 	{name: "a drain that is taken back under two leaders, of one message", proxies: 1, messages: 1, drain: true, consumer: true, left: budget{change: 1, back: 1}, deep: true},
