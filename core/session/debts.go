@@ -59,7 +59,7 @@ func (sh *Shard) open(key debtKey) {
 		sh.debts.open = make(map[debtKey]int)
 	}
 	sh.debts.open[key]++
-	if m := sh.moving[key.base]; m != nil && m.fence != nil && m.cluster == key.cluster {
+	if m := sh.moving[key.base]; m != nil && m.fence != nil && m.concerns(key.cluster) {
 		m.waiting++
 	}
 }
@@ -69,7 +69,7 @@ func (sh *Shard) answered(now time.Time, key debtKey) {
 	if sh.debts.open[key]--; sh.debts.open[key] == 0 {
 		delete(sh.debts.open, key)
 	}
-	if m := sh.moving[key.base]; m != nil && m.fence != nil && m.cluster == key.cluster {
+	if m := sh.moving[key.base]; m != nil && m.fence != nil && m.concerns(key.cluster) {
 		m.waiting--
 		m.maybeDone(now)
 	}

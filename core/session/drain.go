@@ -28,14 +28,11 @@ func (h *handle) home(d route.Decision) string {
 	case h.fleeting:
 		return d.Cluster
 	}
-	listed, leaving := route.DrainHas(d.Drain, h.sub)
-	switch {
-	case leaving:
+	cluster, wait := d.Home(h.sub)
+	if wait {
 		return ""
-	case listed:
-		return route.DrainFrom(d.Drain)
 	}
-	return d.Cluster
+	return cluster
 }
 
 // atHome tells whether a handle is where the map has it now.
@@ -50,17 +47,15 @@ type place struct {
 
 func (sh *Shard) placeOf(topic route.Topic, d route.Decision, c *pulsarpb.CommandSubscribe) place {
 	at := place{cluster: d.Cluster, epoch: d.Epoch}
-	if d.Drain == "" || c == nil {
-		return at
+	switch {
+	case d.Drain == "" || c == nil:
+	case c.GetDurable():
+		at.cluster, at.wait = d.Home(c.GetSubscription())
+	case sh.readsOld(topic, d, c):
+		at.cluster = route.DrainFrom(d.Drain)
 	}
-	var old bool
-	if c.GetDurable() {
-		old, at.wait = route.DrainHas(d.Drain, c.GetSubscription())
-	} else {
-		old = sh.readsOld(topic, d, c)
-	}
-	if old {
-		at.cluster, at.epoch = route.DrainFrom(d.Drain), d.Epoch-1
+	if at.cluster != d.Cluster {
+		at.epoch = d.Epoch - 1
 	}
 	return at
 }

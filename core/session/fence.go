@@ -105,7 +105,7 @@ func (sh *Shard) follow(now time.Time, base string, assigned Assigned, done func
 		for _, h := range t.list {
 			home := h.home(d)
 			if follows && !h.producer && h.leg.cluster == home {
-				h.gate.Epoch = d.Epoch // message ids keep the one of its creation
+				h.gate.Follow(d.Epoch) // message ids keep the one of its creation
 			}
 			switch {
 			case h.leg.cluster != home:
@@ -283,18 +283,27 @@ func (s *Session) reopen(now time.Time, h *handle) {
 func (m *moving) await() {
 	m.round++
 	m.waiting = m.sh.debts.openOf(m.base, m.cluster)
+	if m.drain != "" {
+		m.waiting += m.sh.debts.openOf(m.base, route.DrainFrom(m.drain))
+	}
 	if t := m.sh.index[m.base]; t != nil {
 		for _, h := range t.list {
 			if h.motion != nil && h.motion.m == m {
 				if h.motion.awaited = h.unanswered(); h.motion.awaited {
 					m.waiting++
 				}
-				if !h.producer && h.leg.cluster == m.cluster && h.leg.mark(m) {
+				if !h.producer && m.concerns(h.leg.cluster) && h.leg.mark(m) {
 					m.waiting++
 				}
 			}
 		}
 	}
+}
+
+// concerns tells whether a fence of the topic waits for brokers of a cluster: the one that the map names, and with the way back of a drain the one that
+// subscriptions still read.
+func (m *moving) concerns(cluster string) bool {
+	return cluster == m.cluster || m.drain != "" && cluster == route.DrainFrom(m.drain)
 }
 
 // mark is a fence that waits until a broker has taken what was sent on a leg before: acknowledgements have no answer, and one that came
@@ -352,7 +361,7 @@ func (k *mark) passed(now time.Time) {
 
 // unanswered tells whether the broker still has to say something about what it was sent of a handle.
 func (h *handle) unanswered() bool {
-	return h.state < handleEvicted && h.leg.cluster == h.motion.m.cluster && (!h.gate.Drained() || h.state == handleCreating && !h.answered && h.waiting == nil)
+	return h.state < handleEvicted && h.motion.m.concerns(h.leg.cluster) && (!h.gate.Drained() || h.state == handleCreating && !h.answered && h.waiting == nil)
 }
 
 // noteAnswered is called when something that a fence may wait for was answered, or the handle is gone.
