@@ -23,7 +23,8 @@ import (
 //   - a fence that is done and clean has left nothing behind that its brokers have not answered (P5), and no acknowledgement on its way;
 //   - every request gets exactly one answer, and a lookup that of the cluster which the map names at that moment;
 //   - of a map that is too old no SEND reaches a broker once the loop knows, and no PRODUCER from then on that it is (P8);
-//   - nothing waits for ever.
+//   - nothing waits for ever;
+//   - with topics that drain, a consumer reaches the cluster alone that its subscription reads, by whichever leg, and none while that is between the two.
 func TestFencesKeepTheirPromises(t *testing.T) { rapid.Check(t, fenceConversation) }
 
 func FuzzFences(f *testing.F) { f.Fuzz(rapid.MakeFuzz(fenceConversation)) }
@@ -116,6 +117,8 @@ func fenceConversation(t *rapid.T) {
 		"unload":   seldom(act(w.unload)),
 		"hang up":  seldom(act(func(t *rapid.T, client, leg string) { w.hangUp(t, client, leg) })),
 		"move":     w.move,
+		"drain":    w.drain,
+		"drain ":   w.drain,
 		"switch":   w.planned,
 		"switch  ": w.planned,
 		"lease":    func(t *rapid.T) { w.step("lease " + rapid.SampledFrom([]string{"on", "on", "off"}).Draw(t, "lease")) },
@@ -210,8 +213,12 @@ func (w *fenceWorld) within(name string, f func()) {
 func (w *fenceWorld) dialled() {
 	for ; w.up < w.p.dials; w.up++ {
 		conn := fmt.Sprintf("d%d", w.up+1)
-		if up, ok := w.p.endpoints[conn].(*upstream); ok {
-			w.brokers[conn] = &fenceBroker{conn: conn, cluster: up.key.cluster}
+		switch ep := w.p.endpoints[conn].(type) {
+		case *upstream:
+			w.brokers[conn] = &fenceBroker{conn: conn, cluster: ep.key.cluster}
+			w.step(conn + " up")
+		case *leg:
+			w.brokers[conn] = &fenceBroker{conn: conn, cluster: ep.cluster, has: map[string]*fenceHandle{}}
 			w.step(conn + " up")
 		}
 	}
@@ -393,7 +400,22 @@ func (w *fenceWorld) hangUp(t *rapid.T, client, leg string) {
 	}
 	delete(w.brokers, leg)
 	w.conversation.hangUp(t, client, leg)
-	delete(w.requests, client)
+	if w.p.endpoints[client] == nil {
+		delete(w.requests, client)
+	}
+}
+
+// drain has a topic drain from a to b, or goes a step of that.
+func (w *fenceWorld) drain(t *rapid.T) {
+	topic := "persistent://public/default/" + rapid.SampledFrom(topics[:2]).Draw(t, "topic")
+	if d := w.p.sh.decide(topic); d.Cluster != "a" && d.Drain == "" {
+		return
+	}
+	delete(w.done, topic)
+	w.step("draining " + topic + " a b 1:1 " + rapid.SampledFrom([]string{"s", "s", "s", ">s", "other"}).Draw(t, "subscriptions"))
+	if rapid.IntRange(0, 4).Draw(t, "watch") > 0 {
+		w.step("evict " + topic + " " + topic + "=broker-0:6650")
+	}
 }
 
 // move is an immediate switch, or the flip of a planned one.
@@ -459,14 +481,14 @@ func (w *fenceWorld) checkDone(base, cluster string, f Fenced) {
 		w.t.Fatalf("the fence of %s is clean, and something was lost %s ago", base, w.p.now.Sub(at))
 	}
 	for _, b := range w.brokers {
-		if b.cluster != cluster {
+		if b.cluster != cluster && b.cluster != route.DrainFrom(w.p.sh.decide(base).Drain) || w.p.endpoints[b.conn] == nil {
 			continue
 		}
 		for _, h := range append(slices.Collect(maps.Values(b.has)), b.closing...) {
 			if h.base == base && h.acks > 0 {
 				w.t.Fatalf("the fence of %s is done, and %d acknowledgements are on their way to %s", base, h.acks, b.conn)
 			}
-			if h.base == base && h.unanswered > 0 && f.Clean {
+			if h.base == base && h.unanswered > 0 && f.Clean && b.cluster == cluster {
 				w.t.Fatalf("the fence of %s is clean, and %s has %d SENDs to answer", base, b.conn, h.unanswered)
 			}
 		}
@@ -479,7 +501,7 @@ func (w *fenceWorld) checkDone(base, cluster string, f Fenced) {
 			if h.base == base && h.seeks > 0 {
 				w.t.Fatalf("the fence of %s is done, and %s has still to answer a SEEK of %s", base, b.conn, id)
 			}
-			if h.base == base && !h.answered {
+			if h.base == base && !h.answered && (!h.producer || b.cluster == cluster) {
 				w.t.Fatalf("the fence of %s is done, and %s has still to make %s", base, b.conn, id)
 			}
 		}
@@ -572,7 +594,14 @@ func (w *fenceWorld) make(b *fenceBroker, id, topic string, req uint64) {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	if d := w.p.table.Decide(parsed, "a"); !w.amid && (d.Cluster != b.cluster || d.State == route.StateFenced || d.State == route.StatePrepared && w.p.noLease) {
+	d := w.p.table.Decide(parsed, "a")
+	if id[0] == 'c' {
+		var wait bool
+		if d.Cluster, wait = d.Home("s"); wait && !w.amid {
+			w.t.Fatalf("%s of %s reached cluster %s, and its subscription is between two", id, topic, b.cluster)
+		}
+	}
+	if !w.amid && (d.Cluster != b.cluster || d.State == route.StateFenced || d.State == route.StatePrepared && w.p.noLease) {
 		w.t.Fatalf("%s of %s reached cluster %s, and the map says %+v, lease %v", id, topic, b.cluster, d, !w.p.noLease)
 	}
 	if id[0] == 'p' && w.p.tooOld && !w.amid {

@@ -202,6 +202,9 @@ func (s *Session) consumerRequest(now time.Time, h *handle, cmd *pulsarpb.BaseCo
 			return replace
 		}
 	}
+	if h.leg.extra != nil && cmd.Ack != nil && cmd.Ack.RequestId != nil {
+		s.expect(now, cmd.GetAck().GetRequestId(), pendingAck, h) // should the leg be lost
+	}
 	switch {
 	case cmd.GetLastMessageId != nil && (h.tag > 0 || h.leg.extra != nil):
 		s.expect(now, cmd.GetGetLastMessageId().GetRequestId(), pendingLastID, h) // the response does not name the consumer

@@ -67,6 +67,7 @@ const (
 	pendingClose                   // our own, its answer is swallowed
 	pendingLastID                  // the client's GET_LAST_MESSAGE_ID, forwarded
 	pendingOwed                    // the client's CLOSE_PRODUCER behind what the broker has not answered yet
+	pendingAck                     // the client's ACK that wants an answer, forwarded by an extra leg
 	pendingReader                  // our own GET_LAST_MESSAGE_ID, about a reader that is given nothing
 	pendingOrphan                  // a creation that was refused meanwhile: its late answer is swallowed
 )

@@ -302,6 +302,8 @@ func (s *Session) dropLeg(now time.Time, l *leg) {
 			fallthrough
 		case pendingLastID:
 			s.deny(RefusedLegLost, req, codec.ErrorServiceNotReady, p.h.full, gone)
+		case pendingAck:
+			s.refuseAck(RefusedLegLost, p.h.id, req, p.h.full, gone)
 		case pendingOwed:
 			s.sh.payDebt(now, p.h, true)
 			s.sendCommand(successCommand(req))
@@ -328,6 +330,19 @@ func (s *Session) dropLeg(now time.Time, l *leg) {
 		}
 	}
 	l.passMarks(now)
+}
+
+// handleAckAnswer passes an ACK_RESPONSE.
+func (l *leg) handleAckAnswer(frame []byte, head codec.Head) verdict {
+	var cmd pulsarpb.BaseCommand
+	if err := codec.Parse(&cmd, frame, head); err != nil {
+		return bad
+	}
+	req := cmd.GetAckResponse().GetRequestId()
+	if p, ok := l.s.pending[req]; ok && p.kind == pendingAck && p.h.leg == l {
+		l.s.settled(req)
+	}
+	return forward
 }
 
 // forget takes l out of all that waits.

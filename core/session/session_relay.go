@@ -160,6 +160,8 @@ func (s *Session) judgeSend(now time.Time, frame []byte, h codec.Head) verdict {
 				return replace // it may want an answer, or have to wait
 			case c.judged:
 				return drop
+			case c.leg != s.leg && h.Type == codec.TypeAck:
+				return replace // it may want an answer, which the leg may owe when it is lost
 			case c.leg != s.leg:
 				return besides
 			case c.tag > 0 && h.Type != codec.TypeFlow:
@@ -397,6 +399,14 @@ func (l *leg) judgeDown(now time.Time, frame []byte, h codec.Head) verdict {
 			return more
 		}
 		return l.handleLastID(now, frame[:h.Size], h)
+	case codec.TypeAckResponse:
+		if l.extra == nil || len(s.pending) == 0 || h.Size > s.sh.cfg.MaxControl {
+			return forward
+		}
+		if len(frame) < h.Size {
+			return more
+		}
+		return l.handleAckAnswer(frame[:h.Size], h)
 	case codec.TypeSuccess, codec.TypeError, codec.TypeProducerSuccess:
 		id, found, ok, err := codec.ParseID(frame, h)
 		if !ok {
