@@ -37,7 +37,7 @@ Here: 0 when all is fine, 3 when there is a blocker or a warning ("verdict" in t
 			if err := c.topicsFrom(from, &r.Topics); err != nil {
 				return err
 			}
-			r.Mode, r.DryRun, r.Who = string(switching.ModePlanned), true, c.author()
+			r.DryRun, r.Who = true, c.author()
 			st, err := client.StartSwitch(cmd.Context(), r)
 			if err != nil {
 				return err
@@ -47,6 +47,7 @@ Here: 0 when all is fine, 3 when there is a blocker or a warning ("verdict" in t
 	}
 	c.topicFlags(cmd, &r, &from)
 	scopeFlags(cmd, &r)
+	cmd.Flags().StringVar(&r.Mode, "mode", string(switching.ModePlanned), "of which mode: planned or drain")
 	return cmd
 }
 
@@ -57,6 +58,7 @@ func (c *cli) switchAbort() *cobra.Command {
 		Short: "Give the topic of a planned switch back to the old cluster",
 		Long: `Give the topic of a planned switch back to the old cluster, as long as the map does not name the new one, and wait for the end. Clients see one
 slow publish. A switch that has flipped is not undone: "switch reverse" moves the topic back. A batch begins nothing more; what has moved stays moved.
+Of a drain that is being taken back, the way back is given up.
 
 ` + exitHelp,
 		Example: `  pointsman switch abort sw-20260102-030405-a1b2c3`,
@@ -76,7 +78,7 @@ slow publish. A switch that has flipped is not undone: "switch reverse" moves th
 				}
 			} else if !noWait && st.Running() {
 				skipped, failed := st.Skipped, st.Failed
-				if st, err = client.WaitSwitch(cmd.Context(), args[0], nil); err != nil {
+				if st, err = client.WaitMoved(cmd.Context(), args[0], nil); err != nil {
 					return err
 				}
 				st.Skipped, st.Failed = skipped, failed
@@ -99,7 +101,7 @@ func (c *cli) switchPause() *cobra.Command {
 		Use:   "pause ID",
 		Short: "Keep a planned switch from beginning",
 		Long: `Keep a planned switch, or what a batch has not begun, from beginning, until "switch resume". A topic is not left in the middle: a switch that
-has begun ends within seconds.
+has begun ends within seconds. Of a drain it keeps subscriptions that have nothing left from leaving the old cluster.
 
 ` + exitHelp,
 		Example: `  pointsman switch pause sw-20260102-030405-a1b2c3`,
@@ -162,6 +164,9 @@ func (c *cli) switchReverse() *cobra.Command {
 		Long: `Move the topics of a switch that is done back to where they came from: a new planned switch in the other direction, with a preflight before it.
 Refused when a topic has moved on since.
 
+A switch that drains is taken back instead, as long as nobody has had a message on the new cluster: what was published there is copied behind what the old cluster
+has, and then the topic is there again as if nothing had been. Later than that the drain has to end, and the way back is another one.
+
 ` + exitHelp,
 		Example: `  pointsman switch reverse sw-20260102-030405-a1b2c3 --dry-run
   pointsman switch reverse sw-20260102-030405-a1b2c3 --why "errors since the move"`,
@@ -223,6 +228,9 @@ func writePreflight(w io.Writer, p switching.Preflight) {
 	fmt.Fprintf(w, "  forecast: %s and %s on %s move; cluster %s gains %s/s in and %s/s out\n", plural(f.Producers, "producer"), plural(f.Consumers, "consumer"),
 		plural(f.Connections, "connection"), p.To, byteSize(f.BytesIn), byteSize(f.BytesOut))
 	writeCarried(w, p.Subscriptions, p.SubscriptionCount)
+	for _, l := range f.Draining {
+		fmt.Fprintf(w, "  to drain: %s\n", leftText(l, p.At))
+	}
 }
 
 // writeCarried shows how subscriptions are carried, indented.
@@ -267,8 +275,8 @@ func writeProgress(w io.Writer, st admin.SwitchStatus) {
 		fmt.Fprintln(w, batchProgress(*st.Batch, time.Now()))
 		return
 	}
-	if len(st.Switches) == 1 && st.Mode == string(switching.ModePlanned) {
-		fmt.Fprintln(w, stateText(st.Switches[0].Record))
+	if len(st.Switches) == 1 && switching.Mode(st.Mode).Driven() {
+		fmt.Fprintln(w, stateText(st.Switches[0].Record)+drainText(st.Switches[0]))
 		return
 	}
 	fmt.Fprintf(w, "%s: %d moved, %d ended%s\n", st.State, st.Flipped, st.Ended, ofTotal(st.Total))
@@ -277,7 +285,13 @@ func writeProgress(w io.Writer, st admin.SwitchStatus) {
 // stateText is the state of a switch and what its operator wants.
 func stateText(r switching.Record) string {
 	switch {
-	case r.Wish == switching.WishPause && r.State == switching.StateRequested:
+	case r.Return && !r.State.Over():
+		text := "on the way back, " + string(r.State)
+		if r.Wish == switching.WishAbort {
+			text += ", giving up"
+		}
+		return text
+	case r.Wish == switching.WishPause && (r.State == switching.StateRequested || r.State == switching.StateDraining):
 		return string(r.State) + ", paused"
 	case r.Wish == switching.WishAbort && !r.State.Over():
 		return string(r.State) + ", aborting"
@@ -305,6 +319,9 @@ func writePlanned(w io.Writer, st admin.SwitchStatus) {
 		rows = append(rows, []string{d.Topic, d.From, strconv.FormatUint(d.Epoch, 10), stateText(d.Record), hold(d.Record), subs, twice, strconv.Itoa(d.Producers), strconv.Itoa(d.Consumers), named})
 	}
 	writeRows(w, rows)
+	for _, d := range st.Switches {
+		writeDraining(w, d)
+	}
 	if len(st.Switches) != 1 || st.Switches[0].Receipt == nil && len(st.Switches[0].Acks) == 0 {
 		return
 	}

@@ -29,7 +29,7 @@ func (c *cli) switchStart() *cobra.Command {
 	var batch batchFlags
 	var noWait bool
 	cmd := &cobra.Command{
-		Use:   "start (--topic T... | --topics-from FILE | --namespace NS | --prefix P) --to CLUSTER [--mode planned|immediate|failover]",
+		Use:   "start (--topic T... | --topics-from FILE | --namespace NS | --prefix P) --to CLUSTER [--mode planned|drain|immediate|failover]",
 		Short: "Move topics, a list of topics or a namespace to a cluster",
 		Long: `Move topics to a cluster. What happens in planned mode, the default, topic by topic:
   1. preflight: both clusters are asked about everything that could go wrong. A blocker refuses the switch; a warning does so unless --force
@@ -47,6 +47,14 @@ dies. A whole namespace ends as one rule, with its entries removed. A --dry-run 
 
 Planned mode does not promise:
 ` + bullets(switching.NotPromised(switching.ModePlanned)) + `
+Drain mode is for topics without replication. Producers move as in planned mode; nothing is copied: each subscription goes on reading the old cluster until it has
+acknowledged everything there, and then follows by itself. The command ends when the producers have moved; "switch watch" waits for the end, which may take as long as the
+slowest subscription. "switch pause" keeps subscriptions where they are.
+
+Drain mode promises:
+` + bullets(switching.Promised(switching.ModeDrain)) + `
+and does not promise:
+` + bullets(switching.NotPromised(switching.ModeDrain)) + `
 In immediate mode the map is changed at once: brokers of the new cluster are looked up (at most 2 s), one compare-and-set write, and every proxy
 closes exactly the producers and consumers of the topic after up to eviction.receipt_wait; the command waits up to 10 s for the
 reports of all proxies. The first topic moves alone, then several at a time; at the first trouble no further topic is touched. A namespace moves its
@@ -72,6 +80,7 @@ Failover mode does not promise:
   pointsman switch start --namespace acme/orders --to b --dry-run
   pointsman switch start --namespace acme/orders --to b --percent 10 --waves 1,50%,100% --pace 5/s
   pointsman switch start --prefix acme/orders/eu- --to b --parallel 16 --on-blocked skip
+  pointsman switch start --topic persistent://acme/plain/events --to b --mode drain --dry-run
   pointsman switch start --namespace acme/orders --to b --mode immediate
   pointsman switch start --from a --to b --mode failover --dry-run`,
 		Args: exactly(),
@@ -98,7 +107,7 @@ Failover mode does not promise:
 	c.topicFlags(cmd, &r, &from)
 	scopeFlags(cmd, &r)
 	batch.add(cmd)
-	f.StringVar(&r.Mode, "mode", string(switching.ModePlanned), "how: planned, immediate or failover")
+	f.StringVar(&r.Mode, "mode", string(switching.ModePlanned), "how: planned, drain, immediate or failover")
 	f.StringVar(&r.From, "from", "", "failover mode: the cluster that is dead; without topics or a namespace, everything that is mapped to it")
 	f.StringVar(&r.Subscriptions, "subscriptions", "", "failover mode: none leaves those alone that the new cluster lacks")
 	f.BoolVar(&r.Force, "force", false, "go on in spite of warnings; in immediate mode although the cluster or a proxy is not as it should be")
@@ -154,7 +163,7 @@ func (c *cli) started(ctx context.Context, client *admin.Client, st admin.Switch
 		writeAccepted(c.stderr, st.Preflights)
 		fmt.Fprintf(c.stderr, "switch %s started; Ctrl-C stops the watching, not the switch\n", st.ID)
 	}
-	if st.Mode != string(switching.ModePlanned) {
+	if !switching.Mode(st.Mode).Driven() {
 		return c.watch(ctx, client, st.ID, st.Total > 1, admin.SwitchStatus{}) // the proxy tells all of it again
 	}
 	return c.watch(ctx, client, st.ID, true, st)
@@ -167,7 +176,12 @@ func (c *cli) watch(ctx context.Context, client *admin.Client, id string, progre
 	if progress && c.output == formatTable {
 		seen = func(st admin.SwitchStatus) { writeProgress(c.stderr, st) }
 	}
-	st, err := client.WaitSwitch(ctx, id, seen)
+	back := len(start.Switches) > 0 && start.Switches[0].Return
+	wait := client.WaitSwitch
+	if start.ID != "" {
+		wait = client.WaitMoved
+	}
+	st, err := wait(ctx, id, seen)
 	if err != nil {
 		return err
 	}
@@ -175,7 +189,10 @@ func (c *cli) watch(ctx context.Context, client *admin.Client, id string, progre
 	if err := c.print(st, func(w io.Writer) { writeSwitch(w, st) }); err != nil {
 		return err
 	}
-	if st.Done() && len(start.Failed) == 0 {
+	if (st.Done() || st.State == string(switching.StateReturned) || st.Drains() && !back) && len(start.Failed) == 0 {
+		if st.Drains() && c.output == formatTable {
+			fmt.Fprintf(c.stderr, "the producers have moved; `pointsman switch watch %s` waits for the subscriptions\n", id)
+		}
 		return nil
 	}
 	code := exitFailed
@@ -279,7 +296,7 @@ func (c *cli) switchList() *cobra.Command {
 }
 
 func writeSwitch(w io.Writer, st admin.SwitchStatus) {
-	planned := st.Mode == string(switching.ModePlanned)
+	planned := switching.Mode(st.Mode).Driven()
 	switch {
 	case st.Batch != nil:
 		writeBatch(w, st)
@@ -339,6 +356,9 @@ func writeSwitch(w io.Writer, st admin.SwitchStatus) {
 	}
 	for _, n := range st.Notes {
 		fmt.Fprintln(w, "note:", n)
+	}
+	if len(st.Promised) > 0 && st.State == "planned" {
+		fmt.Fprintf(w, "%s mode promises:\n%s", st.Mode, bullets(st.Promised))
 	}
 	fmt.Fprintf(w, "%s mode does not promise:\n%s", st.Mode, bullets(st.NotPromised))
 }

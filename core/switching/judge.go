@@ -15,14 +15,36 @@ func ParseMode(mode string) (Mode, error) {
 		return ModePlanned, nil
 	case ModeImmediate:
 		return ModeImmediate, nil
+	case ModeDrain:
+		return ModeDrain, nil
 	case ModeFailover:
 		return ModeFailover, nil
 	}
-	return "", fmt.Errorf("mode %q does not exist; those that exist are %s, %s and %s", mode, ModePlanned, ModeImmediate, ModeFailover)
+	return "", fmt.Errorf("mode %q does not exist; those that exist are %s, %s, %s and %s", mode, ModePlanned, ModeDrain, ModeImmediate, ModeFailover)
+}
+
+// Promised says what a switch of a mode guarantees that differs from the planned one, a sentence each; nil of the others.
+func Promised(m Mode) []string {
+	if m != ModeDrain {
+		return nil
+	}
+	return []string{
+		"one writer cluster: publishers wait for some 100 ms, as in planned mode, and then all of them are on the new cluster",
+		"nothing acknowledged is lost, though nothing is replicated: what is on the old cluster is consumed there, and the new one keeps for each subscription what is published after the switch",
+		"order: a subscription reads the new cluster only when it has nothing left on the old one, where nobody publishes any more",
+		"the way back, until a message was consumed on the new cluster: `pointsman switch reverse` copies what was published there, and nobody has to move a cursor",
+	}
 }
 
 // NotPromised says what a switch of this mode does not guarantee, a sentence each.
 func NotPromised(m Mode) []string {
+	if m == ModeDrain {
+		return []string{
+			"an end: the switch is done when every subscription has acknowledged everything on the old cluster; one that nobody consumes keeps it open, and both clusters are needed until then",
+			"history: nothing of before the switch is copied; when it is done, readers and seeks find only what was published after it",
+			"duplicates: what was delivered and not acknowledged comes again to a client that has to reconnect, as after any reconnect",
+		}
+	}
 	if m == ModeFailover {
 		return []string{
 			"one writer cluster: a proxy that is cut off from the map store, or a client that bypasses the proxies, may still write to the old cluster, if that lives",

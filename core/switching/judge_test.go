@@ -9,13 +9,13 @@ import (
 )
 
 func TestTheModesThatExistAreNamedForAnyOther(t *testing.T) {
-	for text, want := range map[string]Mode{"": ModePlanned, "planned": ModePlanned, "immediate": ModeImmediate, "failover": ModeFailover} {
+	for text, want := range map[string]Mode{"": ModePlanned, "planned": ModePlanned, "drain": ModeDrain, "immediate": ModeImmediate, "failover": ModeFailover} {
 		if m, err := ParseMode(text); err != nil || m != want {
 			t.Errorf("%q: %q, %v", text, m, err)
 		}
 	}
 	for _, mode := range []string{"teleport", "Immediate"} {
-		if _, err := ParseMode(mode); err == nil || !strings.Contains(err.Error(), "planned, immediate and failover") {
+		if _, err := ParseMode(mode); err == nil || !strings.Contains(err.Error(), "planned, drain, immediate and failover") {
 			t.Errorf("mode %q: %v", mode, err)
 		}
 	}

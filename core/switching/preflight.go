@@ -34,7 +34,9 @@ type CheckRequest struct {
 	Reversible      bool     // the way back is wanted: what would be missing for it is a blocker
 	With            []string // base names that move by the same command
 	Handles         HandleFacts
-	Batch           bool // one of many: the names of the namespace may be some seconds old
+	// Since, of the way back of a drain, is the last position of each partition of From that was there before the switch (Receipt.First).
+	Since map[string]string
+	Batch bool // one of many: the names of the namespace may be some seconds old
 }
 
 // HandleFacts is what the proxies say of their clients on a topic.

@@ -23,6 +23,9 @@ const (
 	ModeFailover Mode = "failover"
 )
 
+// Driven tells whether the proxy that leads drives switches of this mode, step by step.
+func (m Mode) Driven() bool { return m == ModePlanned || m == ModeDrain }
+
 // State is how far a switch has come.
 type State string
 

@@ -324,7 +324,7 @@ type SwitchStatus struct {
 	ID   string `json:"id"`
 	To   string `json:"to"`
 	Mode string `json:"mode"`
-	// State is planned (a dry run), running, paused, done, incomplete, aborted or failed.
+	// State is planned (a dry run), running, paused, draining, done, incomplete, returned, aborted or failed.
 	State string `json:"state"`
 	// Total is how many topics and rules the command moves; 0 when an immediate one is asked of a proxy that does not drive it.
 	Total    int            `json:"total"`
@@ -340,6 +340,7 @@ type SwitchStatus struct {
 	Failover    *FailoverPlan       `json:"failover,omitempty"`
 	Order       *switching.Failover `json:"order,omitempty"`
 	Notes       []string            `json:"notes,omitempty"`
+	Promised    []string            `json:"promised,omitempty"` // of mode drain
 	NotPromised []string            `json:"not_promised"`
 	// Batch is the record of a batch, whose Switches are only those under way when it has more than maxDetails; Skipped and Failed are its topics that have not moved.
 	Batch *switching.Batch `json:"batch,omitempty"`
@@ -348,11 +349,13 @@ type SwitchStatus struct {
 // SwitchDetail is the switch of one topic or rule.
 type SwitchDetail struct {
 	switching.Record
-	Producers  int             `json:"producers"` // evicted, over all proxies
-	Consumers  int             `json:"consumers"`
-	Unresolved int             `json:"unresolved"`
-	Waiting    []string        `json:"waiting,omitempty"` // proxies that have not reported the present state
-	Acks       []switching.Ack `json:"acks"`
+	Producers  int      `json:"producers"` // evicted, over all proxies
+	Consumers  int      `json:"consumers"`
+	Unresolved int      `json:"unresolved"`
+	Waiting    []string `json:"waiting,omitempty"` // proxies that have not reported the present state
+	// Draining is what the leader has seen last of a drain; null before, and when it is over.
+	Draining *switching.Draining `json:"draining,omitempty"`
+	Acks     []switching.Ack     `json:"acks"`
 }
 
 // SwitchList is the answer of switch list, newest first.

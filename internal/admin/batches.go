@@ -228,7 +228,7 @@ func (s *Server) dryRun(ctx context.Context, b switching.Batch, plan switching.B
 		}
 		moves[i] = move{target: t, from: d.Cluster, to: b.To, epoch: d.Epoch}
 	}
-	checks, err := s.checkWith(ctx, moves, order{reversible: b.Limits.Reversible}, names)
+	checks, err := s.checkWith(ctx, moves, order{mode: b.Mode, reversible: b.Limits.Reversible}, names)
 	if err != nil {
 		return nil, err
 	}

@@ -173,6 +173,15 @@ func (c *Client) Switches(ctx context.Context, limit int) (SwitchList, error) {
 
 // WaitSwitch asks until the switch has ended, and hands each answer that differs in progress to seen (may be nil).
 func (c *Client) WaitSwitch(ctx context.Context, id string, seen func(SwitchStatus)) (SwitchStatus, error) {
+	return c.wait(ctx, id, seen, func(st SwitchStatus) bool { return !st.Running() })
+}
+
+// WaitMoved is WaitSwitch, but does not wait for what drains.
+func (c *Client) WaitMoved(ctx context.Context, id string, seen func(SwitchStatus)) (SwitchStatus, error) {
+	return c.wait(ctx, id, seen, func(st SwitchStatus) bool { return !st.Running() || st.Drains() })
+}
+
+func (c *Client) wait(ctx context.Context, id string, seen func(SwitchStatus), enough func(SwitchStatus) bool) (SwitchStatus, error) {
 	const often, rarely = 50 * time.Millisecond, time.Second
 	var last SwitchStatus
 	for pause := often; ; pause = min(2*pause, rarely) {
@@ -184,7 +193,7 @@ func (c *Client) WaitSwitch(ctx context.Context, id string, seen func(SwitchStat
 			seen(st)
 		}
 		// A batch that has paused waits for somebody, who may be the one that waits here.
-		if last = st; !st.Running() || st.Batch != nil && st.Batch.Pause != nil {
+		if last = st; enough(st) || st.Batch != nil && st.Batch.Pause != nil {
 			return st, nil
 		}
 		select {
@@ -196,7 +205,12 @@ func (c *Client) WaitSwitch(ctx context.Context, id string, seen func(SwitchStat
 }
 
 // Running tells whether the switch has not ended yet.
-func (st SwitchStatus) Running() bool { return st.State == stateRunning || st.State == statePaused }
+func (st SwitchStatus) Running() bool {
+	return st.State == stateRunning || st.State == statePaused || st.State == stateDraining
+}
+
+// Drains tells that the producers have moved, and that nothing but subscriptions that drain is left.
+func (st SwitchStatus) Drains() bool { return st.State == stateDraining }
 
 // progress differs when there is something new to tell of a switch.
 func progress(st SwitchStatus) string {
@@ -206,6 +220,9 @@ func progress(st SwitchStatus) string {
 	}
 	if len(st.Switches) == 1 {
 		text += string(st.Switches[0].State)
+		if d := st.Switches[0].Draining; d != nil {
+			text += fmt.Sprintf(" %d %d %d", d.Subscriptions, d.Backlog, d.ToCopy)
+		}
 	}
 	return text
 }

@@ -38,6 +38,8 @@ type move struct {
 
 // order is what goes with the moves of one command.
 type order struct {
+	mode       switching.Mode
+	since      map[string]map[string]string // of a way back, by topic: CheckRequest.Since
 	who, why   string
 	force      bool
 	dryRun     bool
@@ -45,9 +47,15 @@ type order struct {
 }
 
 // startPlanned plans the moves of a request, and asks for them.
-func (s *Server) startPlanned(ctx context.Context, r *SwitchRequest, targets []target) (any, error) {
-	if len(r.Topics) == 0 || len(targets) > 1 || r.Percent != 0 || r.Prefix != "" {
-		return s.startStored(ctx, r, switching.ModePlanned, targets)
+func (s *Server) startPlanned(ctx context.Context, r *SwitchRequest, mode switching.Mode, targets []target) (any, error) {
+	scope := len(r.Topics) == 0 || r.Percent != 0 || r.Prefix != ""
+	switch {
+	case scope && mode == switching.ModeDrain:
+		return nil, &Error{
+			Code: CodeUnsupportedMode, Message: "mode drain moves topics by name: each goes its own way, and may take days", Remedy: "name them with --topic or --topics-from",
+		}
+	case scope || len(targets) > 1 && mode == switching.ModePlanned:
+		return s.startStored(ctx, r, mode, targets)
 	}
 	if known := s.proxy.Info().Clusters; !slices.Contains(known, r.To) {
 		return nil, &Error{Code: CodeUnknownCluster, Message: fmt.Sprintf("cluster %q is unknown; this proxy knows %s", r.To, strings.Join(known, ", ")), Remedy: "correct --to, or add it under clusters in the configuration of every proxy"}
@@ -73,7 +81,7 @@ func (s *Server) startPlanned(ctx context.Context, r *SwitchRequest, targets []t
 			Remedy: "`pointsman explain TOPIC` tells why", Details: skipped,
 		}
 	}
-	st, err := s.request(ctx, moves, order{who: whoOr(r.Who), why: r.Why, force: r.Force, dryRun: r.DryRun, reversible: r.Reversible})
+	st, err := s.request(ctx, moves, order{mode: mode, who: whoOr(r.Who), why: r.Why, force: r.Force, dryRun: r.DryRun, reversible: r.Reversible})
 	if err != nil {
 		return nil, err
 	}
@@ -112,8 +120,8 @@ func (s *Server) request(ctx context.Context, moves []move, o order) (*SwitchSta
 		return nil, err
 	}
 	st := &SwitchStatus{
-		To: moves[0].to, Mode: string(switching.ModePlanned), State: statePlanned, Total: len(moves), Switches: []SwitchDetail{},
-		Preflights: checks, NotPromised: switching.NotPromised(switching.ModePlanned),
+		To: moves[0].to, Mode: string(o.mode), State: statePlanned, Total: len(moves), Switches: []SwitchDetail{},
+		Preflights: checks, Promised: switching.Promised(o.mode), NotPromised: switching.NotPromised(o.mode),
 	}
 	if o.dryRun {
 		return st, nil
@@ -125,7 +133,7 @@ func (s *Server) request(ctx context.Context, moves []move, o order) (*SwitchSta
 	st.ID, st.State = newSwitchID(now), stateRunning
 	for i, m := range moves {
 		rec := switching.Record{
-			ID: st.ID, Rev: 1, Attempt: 1, Topic: m.target.name(), From: m.from, To: m.to, Mode: switching.ModePlanned, State: switching.StateRequested,
+			ID: st.ID, Rev: 1, Attempt: 1, Topic: m.target.name(), From: m.from, To: m.to, Mode: o.mode, State: switching.StateRequested,
 			Epoch: route.NextEpoch(m.epoch), Who: o.who, Why: o.why, Started: now,
 		}
 		if len(moves) > 1 {
@@ -184,7 +192,7 @@ func (s *Server) guardRunning(ctx context.Context, names []string, except string
 		return err
 	}
 	for _, rec := range records {
-		if topics[rec.Topic] && rec.ID != except && (rec.Batch == "" || rec.Batch != except) && rec.Mode == switching.ModePlanned {
+		if topics[rec.Topic] && rec.ID != except && (rec.Batch == "" || rec.Batch != except) && rec.Mode.Driven() {
 			busy = append(busy, Detail{Name: rec.Topic, Code: CodeSwitching, Problem: fmt.Sprintf("switch %s of %s from %s to %s is %s", rec.ID, cmp.Or(rec.Who, "somebody"), rec.From, rec.To, rec.State)})
 		}
 	}
@@ -216,7 +224,7 @@ func (s *Server) checkWith(ctx context.Context, moves []move, o order, with []st
 	checks, errs := make([]switching.Preflight, len(moves)), make([]error, len(moves))
 	inParallel(len(moves), checkParallel, func(i int) {
 		checks[i], errs[i] = s.preflight(ctx, switching.CheckRequest{
-			Topic: topics[i], From: moves[i].from, To: moves[i].to, Reversible: o.reversible, With: with,
+			Topic: topics[i], From: moves[i].from, To: moves[i].to, Mode: o.mode, Since: o.since[topics[i]], Reversible: o.reversible, With: with,
 			Handles: facts[topics[i]],
 		})
 		checks[i].Epoch = route.NextEpoch(moves[i].epoch)
@@ -274,6 +282,8 @@ func (s *Server) handleAbort(ctx context.Context, r *SwitchCommand) (any, error)
 		switch {
 		case rec.State.Over():
 			return tooLate(*rec, "it has ended; to bring the topic back, `pointsman switch reverse %s`")
+		case rec.Return || rec.State == switching.StateDraining:
+			return abortDrain(rec)
 		case rec.State == switching.StateEvicting:
 			return tooLate(*rec, "the map names the new cluster already, which is never undone; `pointsman switch reverse %s` when it has ended")
 		}
@@ -291,6 +301,8 @@ func (s *Server) handlePause(ctx context.Context, r *SwitchCommand) (any, error)
 		switch {
 		case rec.State.Over():
 			return tooLate(*rec, "it has ended")
+		case pauseDrain(rec):
+			return nil
 		case rec.State != switching.StateRequested:
 			return tooLate(*rec, "it has begun, and a topic is not left in the middle; it ends within seconds, or `pointsman switch abort %s`")
 		case rec.Wish == switching.WishAbort:
@@ -334,7 +346,7 @@ func (s *Server) handleResume(ctx context.Context, r *SwitchCommand) (any, error
 		if err := s.guardRunning(ctx, names(moves), ""); err != nil {
 			return nil, err
 		}
-		checks, err := s.check(ctx, moves, order{reversible: r.Reversible})
+		checks, err := s.check(ctx, moves, order{mode: records[0].Mode, reversible: r.Reversible})
 		if err == nil {
 			err = judged(checks, r.Force)
 		}
@@ -349,7 +361,7 @@ func (s *Server) handleResume(ctx context.Context, r *SwitchCommand) (any, error
 			next := rec.Again(time.Now())
 			next.Rev-- // the write counts it
 			*rec, rec.Epoch = next, epoch
-		case rec.State == switching.StateRequested && rec.Wish == switching.WishPause:
+		case (rec.State == switching.StateRequested || rec.State == switching.StateDraining) && rec.Wish == switching.WishPause:
 			rec.Wish = ""
 		case rec.State == switching.StateRequested && rec.Wish == "" && rec.Attempt > 1 && aborted:
 			return nil // somebody else asked at the same time
@@ -374,6 +386,12 @@ func (s *Server) handleReverse(ctx context.Context, r *SwitchCommand) (any, erro
 	if len(records) == 0 {
 		return nil, noSwitch(r.ID)
 	}
+	mode := switching.ModePlanned
+	if records[0].Mode == switching.ModeDrain {
+		if mode = switching.ModeDrain; slices.ContainsFunc(records, func(rec switching.Record) bool { return !rec.State.Over() }) {
+			return s.takeBack(ctx, r, records)
+		}
+	}
 	var moves []move
 	var faults []Detail
 	for _, rec := range records {
@@ -391,6 +409,9 @@ func (s *Server) handleReverse(ctx context.Context, r *SwitchCommand) (any, erro
 		case rec.State == switching.StateAborted:
 			fault("switch %s was aborted: the topic never left %s", rec.ID, rec.From)
 			continue
+		case rec.State == switching.StateReturned:
+			fault("switch %s was taken back: the topic is on %s again", rec.ID, rec.From)
+			continue
 		}
 		d, err := s.decide(ctx, t)
 		if err != nil {
@@ -405,7 +426,7 @@ func (s *Server) handleReverse(ctx context.Context, r *SwitchCommand) (any, erro
 	if len(faults) > 0 {
 		return nil, &Error{Code: CodeConflict, Message: fmt.Sprintf("switch %s cannot be reversed: %s: %s", r.ID, faults[0].Name, faults[0].Problem), Remedy: "plan a new switch with `pointsman switch start`", Details: faults}
 	}
-	st, err := s.request(ctx, moves, order{who: whoOr(r.Who), why: cmp.Or(r.Why, "reverse of "+r.ID), force: r.Force, dryRun: r.DryRun, reversible: r.Reversible})
+	st, err := s.request(ctx, moves, order{mode: mode, who: whoOr(r.Who), why: cmp.Or(r.Why, "reverse of "+r.ID), force: r.Force, dryRun: r.DryRun, reversible: r.Reversible})
 	if err != nil {
 		return nil, err
 	}
@@ -443,7 +464,7 @@ func (s *Server) planned(ctx context.Context, id string) ([]switching.Record, er
 		return nil, err
 	case len(records) == 0:
 		return nil, noSwitch(id)
-	case records[0].Mode != switching.ModePlanned:
+	case !records[0].Mode.Driven():
 		return nil, &Error{Code: CodeTooLate, Message: fmt.Sprintf("switch %s is in %s mode: its map changed at once", id, records[0].Mode), Remedy: "`pointsman switch reverse ID` moves the topic back"}
 	}
 	return records, nil
@@ -533,6 +554,11 @@ func (s *Server) detailPlanned(ctx context.Context, rec switching.Record) (Switc
 	slices.SortStableFunc(d.Acks, func(a, b switching.Ack) int {
 		return cmp.Or(cmp.Compare(phaseRank(a.Phase), phaseRank(b.Phase)), cmp.Compare(a.Proxy, b.Proxy))
 	})
+	if rec.Mode == switching.ModeDrain && !rec.State.Over() {
+		if d.Draining, err = s.told(ctx, rec.ID); err != nil {
+			return d, err
+		}
+	}
 	switch rec.State {
 	case switching.StatePrepared, switching.StateFenced, switching.StateEvicting:
 	default:

@@ -48,8 +48,8 @@ func (s *Server) handleSwitchStart(ctx context.Context, r *SwitchRequest) (any, 
 	if err != nil {
 		return nil, err
 	}
-	if mode == switching.ModePlanned {
-		return s.startPlanned(ctx, r, targets)
+	if mode.Driven() {
+		return s.startPlanned(ctx, r, mode, targets)
 	}
 	if err := s.guardSwitch(ctx, r); err != nil {
 		return nil, err
@@ -519,7 +519,7 @@ func (s *Server) end(ctx context.Context, rec *switching.Record) error {
 
 // detail adds the acks to a record. A switch whose driver is gone is ended here.
 func (s *Server) detail(ctx context.Context, rec switching.Record) (SwitchDetail, error) {
-	if rec.Mode == switching.ModePlanned {
+	if rec.Mode.Driven() {
 		return s.detailPlanned(ctx, rec)
 	}
 	acks, err := s.store.Acks(ctx, rec.ID)
@@ -578,8 +578,8 @@ func (s *Server) status(ctx context.Context, id string) (*SwitchStatus, error) {
 		if len(records) == 0 {
 			return nil, noSwitch(id)
 		}
-		status = &SwitchStatus{ID: id, To: records[0].To, Mode: string(records[0].Mode), NotPromised: switching.NotPromised(records[0].Mode)}
-		if records[0].Mode == switching.ModePlanned {
+		status = &SwitchStatus{ID: id, To: records[0].To, Mode: string(records[0].Mode), Promised: switching.Promised(records[0].Mode), NotPromised: switching.NotPromised(records[0].Mode)}
+		if records[0].Mode.Driven() {
 			status.Total = len(records) // all were written at the start
 		}
 	}
@@ -622,7 +622,7 @@ func (s *Server) records(ctx context.Context, id string) ([]switching.Record, er
 
 func stateRank(s switching.State) int {
 	return slices.Index([]switching.State{
-		switching.StateIncomplete, switching.StateAborted, switching.StateFenced, switching.StatePrepared, switching.StateEvicting, switching.StateRequested, switching.StateDone,
+		switching.StateIncomplete, switching.StateAborted, switching.StateFenced, switching.StatePrepared, switching.StateEvicting, switching.StateRequested, switching.StateDraining, switching.StateReturned, switching.StateDone,
 	}, s)
 }
 
@@ -636,13 +636,15 @@ func stateOf(ds []SwitchDetail) string {
 			return stateIncomplete
 		case d.State == switching.StateRequested && d.Wish == switching.WishPause:
 			count[statePaused]++
+		case d.State == switching.StateDraining:
+			count[stateDraining]++
 		case !d.State.Over():
 			count[stateRunning]++
 		default:
 			count[string(d.State)]++
 		}
 	}
-	for _, state := range []string{stateRunning, statePaused, stateAborted, stateIncomplete} {
+	for _, state := range []string{stateRunning, statePaused, stateDraining, stateAborted, stateIncomplete, string(switching.StateReturned)} {
 		if count[state] > 0 {
 			return state
 		}

@@ -135,7 +135,7 @@ func (c *Controller) lead(ctx context.Context) {
 
 // driven tells whether a switch is the controller's business.
 func driven(rec switching.Record) bool {
-	return rec.Mode == switching.ModePlanned || rec.Mode == switching.ModeDrain
+	return rec.Mode.Driven()
 }
 
 // leadership is what a leader has under way.

@@ -267,3 +267,48 @@ func (s *survey) drainCompaction() switching.Finding {
 	}
 	return fine(itemCompaction, "not compacted")
 }
+
+// returns tells that the preflight is of the way back of a drain.
+func (s *survey) returns() bool { return s.drains() && s.req.Since != nil }
+
+// readSince reads who has had a message that was published since the switch on the cluster that is to be left again.
+func (s *survey) readSince(ctx context.Context, from *pulsaradmin.Client) {
+	for _, part := range s.from.Parts {
+		at, err := pulsaradmin.ParsePosition(s.req.Since[part.Topic])
+		if err != nil {
+			s.leftErr = fmt.Errorf("the receipt does not say where the messages of since the switch begin on %s", part.Topic)
+			return
+		}
+		in := part.Internal
+		s.toCopy += in.Len() - in.Index(pulsaradmin.Position{Ledger: at.Ledger, Entry: at.Entry + 1})
+		had, err := from.Had(ctx, part.Topic, at)
+		if s.had = append(s.had, had...); err != nil {
+			s.leftErr = err
+			return
+		}
+	}
+}
+
+// judgeReturn: nobody may have had anything, and what was published must mean the same on the old cluster.
+func (s *survey) judgeReturn(p *switching.Preflight) {
+	switch {
+	case s.leftErr != nil:
+		p.Add(blocker(itemWayBack, "mend that, and try again; or let the drain end, and drain back", "whether somebody had messages on cluster %s cannot be told: %v", s.req.From, s.leftErr))
+	case len(s.had) > 0:
+		p.Add(blocker(itemWayBack, fmt.Sprintf("let the drain end, then drain from %s to %s", s.req.From, s.req.To), "%s had messages on cluster %s already", named(s.had, same), s.req.From))
+	default:
+		p.Add(fine(itemWayBack, "nobody has had a message on cluster %s yet; %s to be copied to cluster %s", s.req.From, entries(s.toCopy), s.req.To))
+	}
+	p.Add(s.judgeReturnedSchema(), s.judgeTransactions(), s.judgeClients())
+	p.Add(s.judgeBypass()...)
+	p.Forecast = s.forecast()
+	p.Forecast.Unreplicated = s.toCopy
+	p.Forecast.HoldMillis = millis(acksTook + time.Duration(looksInFence)*s.readTook)
+}
+
+func (s *survey) judgeReturnedSchema() switching.Finding {
+	if d := pulsaradmin.SchemaDifference(s.from, s.to); d != "" {
+		return blocker(itemSchema, "register the versions there, in order (`pulsar-admin schemas upload`)", "%s: what was published since the switch would be decoded by another schema", d)
+	}
+	return fine(itemSchema, "%s, the same numbers on both clusters", count(len(s.from.Schemas), "version"))
+}

@@ -61,7 +61,11 @@ func (s *survey) judge() switching.Preflight {
 	if !s.readable() {
 		return p
 	}
-	if s.drains() {
+	switch {
+	case s.returns():
+		s.judgeReturn(&p)
+		return p
+	case s.drains():
 		s.judgeDrain(&p)
 		return p
 	}

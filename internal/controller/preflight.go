@@ -44,6 +44,8 @@ type survey struct {
 	// Of mode drain:
 	left    []pulsaradmin.Remaining // by name
 	leftErr error
+	had     []string // of the way back: who has had messages of since the switch
+	toCopy  int64    // of the way back, in entries
 	now     time.Time
 	oldest  map[string]time.Time // by subscription: when its oldest message that is not acknowledged was published
 }
@@ -96,9 +98,12 @@ func (c *Controller) Check(ctx context.Context, req switching.CheckRequest) (swi
 		})
 		if s.readable() {
 			c.mapSiblings(ctx, s)
-			if s.drains() {
+			switch {
+			case s.returns():
+				s.readSince(ctx, from)
+			case s.drains():
 				s.readLeft(ctx, from, to)
-			} else {
+			default:
 				s.readMore(ctx, from, to)
 			}
 		}

@@ -118,7 +118,7 @@ func (s *stats) ended(state switching.State) {
 func (s *stats) note(records []switching.Record) {
 	count := map[switching.State]int{}
 	for _, r := range records {
-		if r.Mode == switching.ModePlanned || r.Mode == switching.ModeDrain {
+		if r.Mode.Driven() {
 			count[r.State]++
 		}
 	}
