@@ -173,7 +173,7 @@ func drainsBetweenVersions(t *testing.T, v versioned, client Client) {
 	l.moved(rec, v.young)
 	l.flow("after the drain")
 	l.nothingNewOn(rec)
-	l.end(false) // at the fence consumers come back to the old cluster: what they have in hand then may come again, as after any reconnect
+	l.end(!rec.Receipt.Evicted) // after an unload consumers come back to the old cluster: what they have in hand comes again, as after any reconnect
 }
 
 // featuresAreThoseOfAll: a connection for lookups tells what every configured cluster supports; one to a broker what that broker said, on both sides of a move.
