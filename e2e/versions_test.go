@@ -132,6 +132,18 @@ func TestBetweenVersions(t *testing.T) {
 			l.end(true)
 		})
 	}
+	for _, client := range someClients(Go) {
+		t.Run("new-to-old/"+string(client), func(t *testing.T) {
+			t.Parallel()
+			l := startLoad(t, loadConfig{
+				scenario: "4.2.4 to " + oldVersion + ", every subscription type", client: client, topic: newTopic(v.oldNew+"/geo", "down-"+string(client)), rate: 300, keys: 20, reader: true,
+				subs: every, proxies: v.proxies, clusters: [2]*Cluster{v.young, v.old},
+			})
+			awaitTopic(t, v.old, l.c.topic)
+			l.thereAndBack(1)
+			l.end(true)
+		})
+	}
 	for _, client := range someClients(Python) {
 		t.Run("partitions/"+string(client), func(t *testing.T) {
 			t.Parallel()
