@@ -92,7 +92,7 @@ func (cs *carrying) of(now time.Time, key subscriptionKey) *carried {
 	return c
 }
 
-// each calls f for the live consumers of a subscription that rewrite ids.
+// each calls f for the live consumers of a subscription.
 func (cs *carrying) each(c *carried, f func(h *handle)) {
 	topic, err := route.ParseTopic(c.key.topic)
 	if err != nil {
@@ -100,7 +100,7 @@ func (cs *carrying) each(c *carried, f func(h *handle)) {
 	}
 	if t := cs.sh.index[topic.Base()]; t != nil {
 		for _, h := range t.list {
-			if !h.producer && h.tag > 0 && h.full == c.key.topic && h.sub == c.key.name {
+			if !h.producer && h.full == c.key.topic && h.sub == c.key.name {
 				f(h)
 			}
 		}
@@ -114,7 +114,7 @@ func (cs *carrying) fire(now time.Time) {
 		if !c.until.After(now) {
 			cs.forgetAcks(c)
 			used := false
-			cs.each(c, func(h *handle) { used = used || c.aliasTag == h.tag })
+			cs.each(c, func(h *handle) { used = used || h.tag > 0 && c.aliasTag == h.tag })
 			if !used {
 				cs.each(c, func(h *handle) { h.carried = nil })
 				delete(cs.subs, key)

@@ -317,12 +317,14 @@ func (s *Session) finish(now time.Time, h *handle, tell bool) {
 	// What its client said meanwhile goes to the broker if the topic stays there; otherwise it is judged as that of an evicted one.
 	queue, left, stays := h.takeQueue(), h.motion != nil && h.motion.left, h.atHome()
 	gone := h.motion != nil && h.motion.gone
+	// The broker has no consumer any more whose acknowledgements those are: they are remembered, as those that come when the topic has moved.
+	late := !stays || gone && !h.producer && s.sh.mappedCluster(h.full) != h.leg.cluster
 	if h.owes() {
 		s.sh.openDebt(h)
 	}
 	h.noteAnswered(now, true)
 	h.motion, h.judged = nil, true
-	if stays {
+	if !late {
 		s.replay(now, queue)
 		if s.state == stateClosed {
 			return
@@ -347,7 +349,7 @@ func (s *Session) finish(now time.Time, h *handle, tell bool) {
 		s.sendCommand(closeCommand(h, codec.NoRequest, plain, tls))
 	}
 	s.unindex(now, h)
-	if !stays {
+	if late {
 		s.replay(now, queue)
 	}
 }

@@ -41,7 +41,7 @@ func (m *idMap) MapID(id codec.MessageID) (ledger, entry uint64, keep bool) {
 		m.last = Position{id.Ledger, id.Entry}
 	}
 	c := m.h.carried
-	if c != nil && c.aliasTag != m.h.tag {
+	if c != nil && (c.aliasTag != m.h.tag || m.h.tag == 0) {
 		c = nil
 	}
 	if !m.up {
@@ -141,11 +141,19 @@ func (l *leg) remap(frame []byte, head codec.Head) (v verdict, n int) {
 		if !ok {
 			return more, 0
 		}
-		if found && s.sh.carrying.take(c, src) {
-			if _, _, err := s.sh.mapIDs(frame, head, h, false); err != nil {
-				return bad, 0
+		if _, _, err := s.sh.mapIDs(frame, head, h, false); err != nil {
+			return bad, 0
+		}
+		at := s.sh.ids.last
+		if found = found && s.sh.carrying.take(c, src); !found && c.acks[l.cluster] != nil {
+			// The original itself: a subscription that still reads the cluster which its topic is leaving.
+			if src.Messages, ok = codec.ParseBatchSize(frame, head); !ok {
+				return more, 0
 			}
-			l.skip(h, s.sh.ids.last, src.Messages)
+			found = s.sh.carrying.take(c, codec.Source{Cluster: []byte(l.cluster), Ledger: at.Ledger, Entry: at.Entry})
+		}
+		if found {
+			l.skip(h, at, src.Messages)
 			return drop, 0
 		}
 	}
@@ -175,10 +183,13 @@ func (sh *Shard) shown(frame []byte, head codec.Head, h *handle) []byte {
 
 // openConsumer passes a SUBSCRIBE of a topic that has moved.
 func (s *Session) openConsumer(now time.Time, h *handle, c *pulsarpb.CommandSubscribe, frame []byte, head codec.Head) verdict {
+	h.carried = s.sh.carrying.subs[h.key()]
 	if h.tag == 0 {
+		if h.carried != nil && (c.StartMessageId != nil || c.GetStartMessageRollbackDurationSec() > 0) {
+			s.forgetAcks(h)
+		}
 		return forward
 	}
-	h.carried = s.sh.carrying.subs[h.key()]
 	if c.StartMessageId != nil || c.GetStartMessageRollbackDurationSec() > 0 {
 		s.moveTo(h, c.StartMessageId)
 	}
@@ -209,6 +220,9 @@ func (s *Session) consumerRequest(now time.Time, h *handle, cmd *pulsarpb.BaseCo
 	case cmd.GetLastMessageId != nil && (h.tag > 0 || h.leg.extra != nil):
 		s.expect(now, cmd.GetGetLastMessageId().GetRequestId(), pendingLastID, h) // the response does not name the consumer
 	case h.tag == 0:
+		if cmd.Unsubscribe != nil || cmd.Seek != nil {
+			s.forgetAcks(h)
+		}
 	case head.Type == codec.TypeAck, head.Type == codec.TypeRedeliver:
 		return s.sh.remapFor(h)
 	case cmd.Unsubscribe != nil:

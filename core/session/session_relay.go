@@ -344,7 +344,7 @@ func (l *leg) judgeMessage(frame []byte, h codec.Head) verdict {
 				return v
 			}
 		}
-		if c.tag > 0 {
+		if c.tag > 0 || c.carried != nil && len(c.carried.acks) > 0 {
 			return l.s.sh.remapFor(c)
 		}
 		return forward
