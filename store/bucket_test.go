@@ -21,7 +21,11 @@ func sameBucket(n int) (index int, entries []route.Entry) {
 	index = route.Bucket("persistent://tenant/namespace/topic-0")
 	for i := 0; len(entries) < n; i++ {
 		if t := topic(i); route.Bucket(t) == index {
-			entries = append(entries, route.Entry{Topic: t, Cluster: "cluster-a", State: route.State(i % 4), Epoch: uint64(i), SwitchID: fmt.Sprint(i % 3), Attempt: uint32(i)})
+			e := route.Entry{Topic: t, Cluster: "cluster-a", State: route.State(i % 4), Epoch: uint64(i), SwitchID: fmt.Sprint(i % 3), Attempt: uint32(i)}
+			if e.State == route.StateDraining {
+				e.Drain = route.Drain{From: "cluster-b", Gone: i, Subs: []route.DrainSub{{Name: t, Leaving: i%8 == 3}}, Tails: []route.Tail{{Ledger: int64(i), Entry: -1}}}.String()
+			}
+			entries = append(entries, e)
 		}
 	}
 	return index, entries
