@@ -20,7 +20,7 @@ func (c *cli) switchCommand() *cobra.Command {
 		Use:   "switch",
 		Short: "Move topics from one cluster to another while their clients run",
 		Long:  `Move topics from one cluster to another while their clients run, and look at such moves.`,
-	}, c.switchStart(), c.switchCheck(), c.switchStatus(), c.switchList(), c.switchWatch(), c.switchAbort(), c.switchPause(), c.switchResume(), c.switchReverse())
+	}, c.switchStart(), c.switchCheck(), c.switchStatus(), c.switchList(), c.switchWatch(), c.switchAbort(), c.switchPause(), c.switchResume(), c.switchReverse(), c.switchSalvage())
 }
 
 func (c *cli) switchStart() *cobra.Command {

@@ -72,6 +72,8 @@ type Config struct {
 	// Failover is what a failover needs to know of clusters; nil when this proxy can do none. NudgeFailover tells the leader that an order was written; may be nil.
 	Failover      FailoverWork
 	NudgeFailover func()
+	// Salvage lists what an old cluster holds that the new one never got; nil when this proxy cannot ask clusters.
+	Salvage func(ctx context.Context, r switching.SalvageRequest) (switching.Salvage, error)
 	// PeerTransport carries the questions to other proxies; nil is a transport of its own.
 	PeerTransport http.RoundTripper
 }
@@ -103,6 +105,7 @@ type Server struct {
 	// failover and nudgeFailover are Config.Failover and Config.NudgeFailover.
 	failover      FailoverWork
 	nudgeFailover func()
+	salvage       func(context.Context, switching.SalvageRequest) (switching.Salvage, error) // Config.Salvage
 	http          *http.Server
 
 	stop context.CancelFunc // ends the batches
@@ -115,7 +118,7 @@ type Server struct {
 
 // New makes a Server; nothing runs until Serve.
 func New(cfg Config) *Server {
-	s := &Server{store: cfg.Store, proxy: cfg.Proxy, log: cfg.Logger, peers: cfg.PeerTransport, preflight: cfg.Check, nudge: cfg.Nudge, planTopics: cfg.Plan, failover: cfg.Failover, nudgeFailover: cfg.NudgeFailover}
+	s := &Server{store: cfg.Store, proxy: cfg.Proxy, log: cfg.Logger, peers: cfg.PeerTransport, preflight: cfg.Check, nudge: cfg.Nudge, planTopics: cfg.Plan, failover: cfg.Failover, nudgeFailover: cfg.NudgeFailover, salvage: cfg.Salvage}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
 	}
@@ -155,6 +158,7 @@ func New(cfg Config) *Server {
 	mux.Handle("POST /api/v1/switches/pause", command(maxBody, s.handlePause))
 	mux.Handle("POST /api/v1/switches/resume", command(maxBody, s.handleResume))
 	mux.Handle("POST /api/v1/switches/reverse", command(maxBody, s.handleReverse))
+	mux.Handle("GET /api/v1/switches/{id}/salvage", answer(s.handleSalvage))
 	mux.Handle("GET /api/v1/switches/{id}", answer(s.handleSwitch))
 	mux.Handle("/api/", answer(func(_ context.Context, r *http.Request) (any, error) {
 		return nil, &Error{Code: CodeNotFound, Message: "there is no " + r.Method + " " + r.URL.Path, Remedy: "see docs/cli.md for the control API; the command line and the proxy may be of different versions"}

@@ -12,6 +12,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"pointsman/core/switching"
 )
 
 // maxAnswer bounds what a client reads.
@@ -202,6 +204,11 @@ func (c *Client) wait(ctx context.Context, id string, seen func(SwitchStatus), e
 		case <-time.After(pause):
 		}
 	}
+}
+
+// Salvage lists what the old cluster of a switch holds that the new one never got.
+func (c *Client) Salvage(ctx context.Context, id string, limit int) (switching.Salvage, error) {
+	return get[switching.Salvage](ctx, c, "/api/v1/switches/"+url.PathEscape(id)+"/salvage", url.Values{"limit": {strconv.Itoa(limit)}})
 }
 
 // Running tells whether the switch has not ended yet.

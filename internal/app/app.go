@@ -153,6 +153,9 @@ func newOn(ctx context.Context, st store.Store, cfg *config.Config, log *slog.Lo
 			return a.control.PlanBatch(ctx, r)
 		},
 		Failover: &controller.FailoverWork{Store: a.store, Clients: a.clients}, NudgeFailover: func() { a.failovers.Nudge() },
+		Salvage: func(ctx context.Context, r switching.SalvageRequest) (switching.Salvage, error) {
+			return controller.Salvage(ctx, a.clients, r)
+		},
 	})
 	a.failovers = controller.NewFailovers(controller.FailoverConfig{
 		Store: a.store, Pairs: failoverPairs(cfg), SampleEvery: cfg.Health.SampleInterval.Std(), Clients: a.clients, Table: a.Table, DefaultCluster: cfg.DefaultCluster,

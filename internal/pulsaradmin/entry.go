@@ -20,6 +20,9 @@ type Entry struct {
 	Sequence int64
 	Chunk    int32 // of a chunked message
 	Messages int   // in a batch; 1 otherwise
+	// Key and Bytes are the key, and the size of the payload as it is stored; empty and 0 when only the head was read.
+	Key   string
+	Bytes int
 	// From is the cluster that it was published on and replicated from; "" when that is this one.
 	From string
 	// Source is its position on cluster From; NoPosition when From is "", or when brokers of that version do not say.

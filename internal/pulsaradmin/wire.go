@@ -368,7 +368,7 @@ func messageEntry(p Position, src []byte) (Entry, error) {
 	if err != nil {
 		return Entry{}, err
 	}
-	e := Entry{Position: p, Source: NoPosition, Messages: 1}
+	e := Entry{Position: p, Source: NoPosition, Messages: 1, Bytes: len(src)}
 	for len(metadata) > 0 {
 		num, typ, n := protowire.ConsumeTag(metadata)
 		if n < 0 {
@@ -407,6 +407,8 @@ func messageEntry(p Position, src []byte) (Entry, error) {
 			}
 		case 5:
 			e.From = string(text)
+		case 6:
+			e.Key = string(text)
 		case 11:
 			e.Messages = int(int32(number))
 		case 20:

@@ -1,0 +1,66 @@
+package admin
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+
+	"pointsman/core/route"
+	"pointsman/core/switching"
+)
+
+const (
+	// defaultSalvage is how many messages a salvage lists unless it is told, maxSalvageLimit the most.
+	defaultSalvage  = 100
+	maxSalvageLimit = 100_000
+)
+
+// handleSalvage answers GET /switches/{id}/salvage for the id of one switch, or of a command that moved several.
+func (s *Server) handleSalvage(ctx context.Context, r *http.Request) (any, error) {
+	if s.salvage == nil {
+		return nil, &Error{Code: CodeUnsupportedMode, Message: "this proxy cannot look at clusters", Remedy: "ask another one with --admin"}
+	}
+	limit, err := intParam(r.URL.Query().Get("limit"), defaultSalvage, maxSalvageLimit)
+	if err != nil {
+		return nil, err
+	}
+	records, err := s.records(ctx, r.PathValue("id"))
+	if err != nil {
+		return nil, err
+	}
+	if len(records) == 0 {
+		return nil, noSwitch(r.PathValue("id"))
+	}
+	from, to := records[0].From, records[0].To
+	for _, c := range s.proxy.Clusters() {
+		if c.Name == from && c.Health == HealthDown {
+			return nil, &Error{Code: CodeClusterDown, Message: fmt.Sprintf("cluster %s does not answer: %s", from, c.Detail), Remedy: "what it holds can be told when it is back; what was known of it is in `pointsman switch status`"}
+		}
+	}
+	request := switching.SalvageRequest{From: from, To: to, Limit: limit}
+	for _, rec := range records {
+		switch {
+		case rec.From != from || rec.To != to || rec.Flipped.IsZero() && rec.Mode != switching.ModeDrain:
+			continue // never left, or was moved elsewhere by the same command
+		case strings.Contains(rec.Topic, "://"):
+			request.Topics = append(request.Topics, rec.Topic)
+		default:
+			request.Scopes = append(request.Scopes, rec.Topic)
+		}
+	}
+	if len(request.Topics)+len(request.Scopes) == 0 {
+		return nil, &Error{Code: CodeTooLate, Message: fmt.Sprintf("switch %s has moved nothing off cluster %s", r.PathValue("id"), from), Remedy: "look at `pointsman switch status`"}
+	}
+	p, err := s.plan(ctx, "")
+	if err != nil {
+		return nil, err
+	}
+	named := slices.Clone(request.Topics)
+	request.Decided = func(base string) bool {
+		t, err := route.ParseTopic(base)
+		return err == nil && (slices.Contains(named, base) || p.table.Decide(t, p.def).Cluster == to)
+	}
+	return s.salvage(ctx, request)
+}
