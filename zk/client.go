@@ -70,6 +70,32 @@ type client struct {
 // traffic is what the connections of a client have carried since it was made: what a proxy costs an ensemble.
 type traffic struct {
 	requests, sent, received atomic.Int64 // messages, bytes, bytes
+	ops                      [len(operations)]atomic.Uint64
+}
+
+// operations are the kinds of requests that are counted, by the codes of the protocol; the last one is all others.
+var operations = [...]struct {
+	name string
+	code int32
+}{{"create", 1}, {"delete", 2}, {"exists", 3}, {"get", 4}, {"set", 5}, {"sync", 9}, {"ping", 11}, {"children", 12}, {"multi", 14}, {"other", 0}}
+
+// count notes a request.
+func (t *traffic) count(code int32) {
+	for i, op := range operations {
+		if op.code == code || i == len(operations)-1 {
+			t.ops[i].Add(1)
+			return
+		}
+	}
+}
+
+// Operations is how many requests of each kind this store has sent to its ensemble.
+func (s *Store) Operations() map[string]uint64 {
+	counts := make(map[string]uint64, len(operations))
+	for i, op := range operations {
+		counts[op.name] = s.client.traffic.ops[i].Load()
+	}
+	return counts
 }
 
 // listener is told of events; its functions must not wait.

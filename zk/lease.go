@@ -182,6 +182,14 @@ func (s *Store) Confirmed() time.Duration { return time.Duration(s.client.lease.
 
 // sync makes the server catch up with the leader; what a follower answers may be old otherwise.
 func (s *Store) sync(ctx context.Context) error {
+	_, err := s.syncs.Get(ctx, store.DefaultTimeout, s.syncAlone)
+	if err != nil && ctx.Err() != nil {
+		return s.client.describe(ctx, "syncing", err)
+	}
+	return err
+}
+
+func (s *Store) syncAlone(ctx context.Context) (struct{}, error) {
 	var session int64
 	var sent time.Duration
 	_, err := read(ctx, s.client, "syncing", func(c *zk.Conn) (string, error) {
@@ -191,7 +199,7 @@ func (s *Store) sync(ctx context.Context) error {
 	if err == nil {
 		s.client.lease.answered(session, sent)
 	}
-	return err
+	return struct{}{}, err
 }
 
 // synced calls f, which reads, after a sync on the same session: on a new one a follower may know less than the one before.

@@ -224,6 +224,7 @@ func (w *wire) Write(p []byte) (int, error) {
 	if len(p) >= 12 {
 		op = binary.BigEndian.Uint32(p[8:])
 	}
+	w.d.traffic.count(int32(op))
 	if op != opSetWatches && op != opSetAuth && op != opPing {
 		w.early.Store(true)
 	}

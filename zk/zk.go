@@ -80,6 +80,7 @@ type Store struct {
 	mapID    atomic.Pointer[string] // meta's id, once booted
 	indexed  atomic.Bool            // every switch that is not over has its node in running
 
+	syncs      store.Joint[struct{}] // whoever wants to read what is there now, at the same moment
 	registrar  registrar
 	written    atomic.Int64 // history bytes that this store has written into segment
 	segment    atomic.Int64

@@ -199,6 +199,13 @@ func (c *collector) add() {
 		}
 		return 0
 	})
+	if counted, ok := c.app.store.(interface{ Operations() map[string]uint64 }); ok {
+		c.family(prometheus.CounterValue, "pointsman_map_store_operations_total", "Requests that this proxy has sent to the ZooKeeper of the map.", []string{"operation"}, func(emit func(float64, ...string)) {
+			for name, n := range counted.Operations() {
+				emit(float64(n), name)
+			}
+		})
+	}
 	c.value("pointsman_ready", "1 when /readyz says yes.", func() float64 {
 		if ok, _ := c.app.Ready(); ok {
 			return 1

@@ -22,7 +22,8 @@ const namespace = "acme/orders"
 type field struct {
 	t    *testing.T
 	w    *world
-	sets [][]string // consumed together
+	st   store.Store // w.st, unless a test has another one
+	sets [][]string  // consumed together
 
 	mu      sync.Mutex      // guards what follows
 	onA     []string        // what cluster a lists
@@ -37,6 +38,7 @@ type field struct {
 
 func newField(t *testing.T, topics int, members ...string) *field {
 	f := &field{t: t, w: newWorld(t, members...), blocked: map[string]bool{}, fails: map[string]bool{}, checks: map[string]int{}}
+	f.st = f.w.st
 	for i := range topics {
 		f.onA = append(f.onA, fmt.Sprintf("persistent://%s/t%03d", namespace, i))
 	}
@@ -152,14 +154,14 @@ func (f *field) start(id string, c *Controller, change func(*switching.Batch)) s
 	if change != nil {
 		change(&b)
 	}
-	must(f.w.st.PutBatch(f.t.Context(), b))
+	must(f.st.PutBatch(f.t.Context(), b))
 	parts := switching.SplitBatch(plan.Items, 0)
 	for _, p := range parts {
 		p.Rev = 1
-		must(f.w.st.PutBatchPart(f.t.Context(), id, p))
+		must(f.st.PutBatchPart(f.t.Context(), id, p))
 	}
 	b.Rev, b.State, b.Parts = 2, switching.BatchChecking, len(parts)
-	must(f.w.st.PutBatch(f.t.Context(), b))
+	must(f.st.PutBatch(f.t.Context(), b))
 	return b
 }
 
