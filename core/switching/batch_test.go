@@ -487,6 +487,23 @@ func TestANamespaceHasItsRuleOnceNothingIsLeftOnTheOldCluster(t *testing.T) {
 	r.expect(BatchDone, "", 15, 0, 0)
 }
 
+func TestASwitchThatItsLeaderHasLeftBehindIsBegunAgain(t *testing.T) {
+	r := newRun(t, 10, nil)
+	died := true
+	r.end = func(i int) ItemEnd {
+		if i == 0 && died {
+			died = false
+			return ItemEnd{State: ItemFailed, Inherited: true}
+		}
+		return ItemEnd{State: ItemMoved}
+	}
+	r.drive()
+	r.expect(BatchDone, "", 10, 0, 0)
+	if len(r.started) != 11 || r.started[1] != 0 || r.r.Items()[0].Attempt != 2 {
+		t.Errorf("began %v, attempt %d", r.started, r.r.Items()[0].Attempt)
+	}
+}
+
 // A new leader knows what is stored, which may be older than what has happened.
 func TestASuccessorGoesOnFromWhatIsStored(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))

@@ -46,6 +46,8 @@ type BatchStep struct {
 type ItemEnd struct {
 	State ItemState // checked or blocked of a check; moved, failed, blocked or skipped of a switch
 	Note  string
+	// Inherited: its switch was under way when this leader came. One that is aborted then is begun again, and no reason to pause.
+	Inherited bool
 	// Troubled: it has moved, and its switch is incomplete.
 	Troubled   bool
 	HoldMillis float64   // of a switch that has held the topic; 0 otherwise
@@ -183,6 +185,12 @@ func (r *BatchRun) Checked(i int, e ItemEnd) {
 // Ended reports the end of a BatchStart.
 func (r *BatchRun) Ended(now time.Time, i int, e ItemEnd) {
 	delete(r.busy, i)
+	if e.State == ItemFailed && e.Inherited && !r.b.Abort {
+		r.set(i, ItemEnd{})
+		r.items[i].Attempt = max(r.items[i].Attempt, 1) + 1
+		r.next = min(r.next, i)
+		return
+	}
 	r.set(i, e)
 	if e.HoldMillis > 0 {
 		r.holds = keep(r.holds, e.HoldMillis, holdsKept)

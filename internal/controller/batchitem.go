@@ -51,7 +51,10 @@ func (d *batchDriver) moveOnce(ctx context.Context, j job) (e switching.ItemEnd,
 	case err != nil:
 		return e, err
 	case !rec.State.Over(), rec.Attempt >= j.attempt, rec.State != switching.StateAborted:
-		return d.follow(ctx, j, rec)
+		inherited := !rec.State.Over()
+		e, err := d.follow(ctx, j, rec)
+		e.Inherited = inherited
+		return e, err
 	}
 	if d.isGiven() {
 		return e, nil // it has not begun, and does not
