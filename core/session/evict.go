@@ -5,6 +5,7 @@ import (
 
 	"pointsman/codec"
 	"pointsman/codec/pulsarpb"
+	"pointsman/core/route"
 )
 
 // topicHandles are the live handles of one topic in one shard.
@@ -50,7 +51,11 @@ func (s *Session) unindex(now time.Time, h *handle) {
 func (sh *Shard) mappedCluster(name string) string { return sh.decide(name).Cluster }
 
 // HandleCount is how many live producers and consumers there are.
-type HandleCount struct{ Producers, Consumers int }
+type HandleCount struct {
+	Producers, Consumers int
+	// Leaving are those of Consumers that read a cluster which the topic is leaving.
+	Leaving int
+}
 
 // Handles counts the live handles of every topic that match accepts, by base name.
 func (sh *Shard) Handles(match func(base string) bool) map[string]HandleCount {
@@ -59,7 +64,7 @@ func (sh *Shard) Handles(match func(base string) bool) map[string]HandleCount {
 		if !match(base) {
 			continue
 		}
-		found[base] = t.count()
+		found[base] = sh.count(t)
 	}
 	return found
 }
@@ -67,17 +72,21 @@ func (sh *Shard) Handles(match func(base string) bool) map[string]HandleCount {
 // HandlesOf counts the live handles of one topic.
 func (sh *Shard) HandlesOf(base string) HandleCount {
 	if t := sh.index[base]; t != nil {
-		return t.count()
+		return sh.count(t)
 	}
 	return HandleCount{}
 }
 
-func (t *topicHandles) count() (n HandleCount) {
+func (sh *Shard) count(t *topicHandles) (n HandleCount) {
+	drain := sh.decide(t.base).Drain
 	for _, h := range t.list {
 		if h.producer {
 			n.Producers++
-		} else {
-			n.Consumers++
+			continue
+		}
+		n.Consumers++
+		if drain != "" && h.leg.cluster == route.DrainFrom(drain) {
+			n.Leaving++
 		}
 	}
 	return n

@@ -395,7 +395,7 @@ func (m *moving) result(now time.Time) Fenced {
 	}
 	f.Clean = f.Why == ""
 	if t := m.sh.index[m.base]; t != nil {
-		n := t.count()
+		n := m.sh.count(t)
 		f.Producers, f.Consumers = n.Producers, n.Consumers
 		for _, h := range t.list {
 			if h.producer && h.name != "" && h.leg.cluster == m.cluster {

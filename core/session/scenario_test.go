@@ -307,7 +307,11 @@ func (p *player) step(line string) error {
 		p.sh.Drain(p.now, 1000)
 	case "handles":
 		n := p.sh.HandlesOf(words[1])
-		p.note("producers=%d consumers=%d", n.Producers, n.Consumers)
+		if n.Leaving > 0 {
+			p.note("producers=%d consumers=%d, %d of them on the cluster that is left", n.Producers, n.Consumers, n.Leaving)
+		} else {
+			p.note("producers=%d consumers=%d", n.Producers, n.Consumers)
+		}
 	case "remembers":
 		s := p.endpoints[words[1]].(*Session)
 		p.note("pending=%d evicted=%d", len(s.pending), s.evicted)

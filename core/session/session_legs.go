@@ -133,8 +133,14 @@ func (s *Session) noteChallenge(l *leg) {
 	}
 }
 
-// authResponse finds the leg that an AUTH_RESPONSE is for.
-func (s *Session) authResponse() verdict {
+// authResponse finds the leg that an AUTH_RESPONSE is for, and has connections that are made from now on use the new token in it.
+func (s *Session) authResponse(frame []byte, h codec.Head) verdict {
+	if h.Size <= maxConnectFrame {
+		if len(frame) < h.Size {
+			return more
+		}
+		s.refresh(frame[:h.Size], h)
+	}
 	if s.aside == nil || len(s.aside.challenged) == 0 {
 		return forward
 	}
@@ -148,6 +154,26 @@ func (s *Session) authResponse() verdict {
 	s.sh.target = l
 	return forward
 }
+
+// refresh takes a token that the client says in answer to a challenge for its CONNECT, where it is the same. Other methods speak of something else
+// there.
+func (s *Session) refresh(frame []byte, h codec.Head) {
+	var cmd, connect pulsarpb.BaseCommand
+	if codec.Parse(&cmd, frame, h) != nil || cmd.GetAuthResponse().GetResponse().GetAuthMethodName() != methodToken {
+		return
+	}
+	head, _, err := codec.ParseHead(s.ident.connect, len(s.ident.connect))
+	if err != nil || codec.Parse(&connect, s.ident.connect, head) != nil || connect.GetConnect().GetAuthMethodName() != methodToken {
+		return
+	}
+	connect.Connect.AuthData = cmd.GetAuthResponse().GetResponse().GetAuthData()
+	old := s.ident
+	s.ident = s.sh.pool.identityOf(connect.Connect)
+	s.sh.pool.releaseIdentity(old)
+}
+
+// methodToken is CONNECT's auth_method_name of JSON web tokens.
+const methodToken = "token"
 
 // legTo finds, or begins to make, the leg to a broker; nil when there are too many.
 func (s *Session) legTo(now time.Time, clusterName, broker string) *leg {

@@ -199,7 +199,7 @@ func (s *Session) judgeUp(now time.Time, frame []byte, h codec.Head) verdict {
 		}
 		frame = frame[:h.Size]
 	case codec.TypeAuthResponse:
-		return s.authResponse()
+		return s.authResponse(frame, h)
 	default:
 		return forward // streamed, whatever it is
 	}

@@ -177,6 +177,7 @@ type ChangeResult struct {
 type HandleCount struct {
 	Producers int `json:"producers"`
 	Consumers int `json:"consumers"`
+	Leaving   int `json:"leaving,omitempty"` // of the consumers: on a cluster that their topic is leaving
 }
 
 // Handles are the open producers and consumers of one proxy.

@@ -72,8 +72,9 @@ func addHandles(topics map[string]HandleCount, h Handles, keep func(route.Topic)
 		}
 		sum.Producers += n.Producers
 		sum.Consumers += n.Consumers
+		sum.Leaving += n.Leaving
 		all := topics[base]
-		topics[base] = HandleCount{all.Producers + n.Producers, all.Consumers + n.Consumers}
+		topics[base] = HandleCount{all.Producers + n.Producers, all.Consumers + n.Consumers, all.Leaving + n.Leaving}
 	}
 	// What an answer counts but does not list may be of any topic.
 	sum.Producers += max(0, h.Producers-listed.Producers)
@@ -120,6 +121,7 @@ func (s *Server) ownHandles(ctx context.Context, names []string) (Handles, error
 			}
 			out.Producers += n.Producers
 			out.Consumers += n.Consumers
+			out.Leaving += n.Leaving
 			if len(out.Topics) < maxHandleTopics {
 				out.Topics[base] = n
 			}

@@ -131,9 +131,11 @@ func (a *App) Handles(ctx context.Context, name string) (admin.Handles, error) {
 				sum := all.Topics[base]
 				sum.Producers += n.Producers
 				sum.Consumers += n.Consumers
+				sum.Leaving += n.Leaving
 				all.Topics[base] = sum
 				all.Producers += n.Producers
 				all.Consumers += n.Consumers
+				all.Leaving += n.Leaving
 			}
 		case <-ctx.Done():
 			return all, ctx.Err()
