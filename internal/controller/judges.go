@@ -160,6 +160,16 @@ func (s *survey) judgeLeader() switching.Finding {
 	return fine(itemLeader, "proxy %s drives the switches", s.leader)
 }
 
+// unknown is the name, of the two of the switch, by which a cluster knows none; "" when there is none such, or it does not matter.
+func (s *survey) unknown(f pulsaradmin.Facts) string {
+	for _, name := range []string{s.req.From, s.req.To} {
+		if len(f.Known) > 0 && !slices.Contains(f.Known, name) && !s.drains() {
+			return name
+		}
+	}
+	return ""
+}
+
 // judgeClusters: both answer, and have the namespace and the topic with as many partitions (SW-10, SW-11 for the controller's own credentials).
 func (s *survey) judgeClusters() (found []switching.Finding) {
 	for _, name := range s.noAddress {
@@ -190,6 +200,9 @@ func (s *survey) judgeClusters() (found []switching.Finding) {
 			found = append(found, blocker(itemClusters, fmt.Sprintf("pulsar-admin tenants create %s, on cluster %s", tenant, side.name), "tenant %s does not exist on cluster %s", tenant, side.name))
 		case !f.Namespace:
 			found = append(found, blocker(itemClusters, s.makeNamespace(namespace, side.name), "namespace %s does not exist on cluster %s", namespace, side.name))
+		case s.unknown(f) != "":
+			found = append(found, blocker(itemClusters, "give the clusters in the configuration of every proxy the names that they have among themselves (pulsar-admin clusters list), or have them know each other by the configured ones",
+				"cluster %s knows no cluster %s but %s: replication goes by those names", side.name, s.unknown(f), strings.Join(f.Known, ", ")))
 		case f.Policies.Migrated:
 			found = append(found, blocker(itemClusters, fmt.Sprintf("pulsar-admin namespaces update-migration-state %s, on cluster %s", namespace, side.name), "namespace %s is marked as migrated on cluster %s, which sends its clients away", namespace, side.name))
 		case !f.Exists && side.name == s.req.From:

@@ -120,6 +120,8 @@ func TestWhatIsNotAsItShouldBeIsFound(t *testing.T) {
 		}
 	}
 	const b, w = switching.Blocker, switching.Warning
+	check("other names than the clusters have among themselves", func(s *survey) { s.from.Known, s.to.Known = []string{"a", "b"}, []string{"east", "west"} }, itemClusters, b,
+		"cluster b knows no cluster a but east, west: replication goes by those names")
 	check("a proxy that is away", func(s *survey) { s.members[1].Live = false }, itemProxies, b, "proxy p2 is on the roster and not connected")
 	check("a proxy that is away, and holds its publishes then", func(s *survey) { s.members[1].Live, s.members[1].MaxMapAgeMillis = false, 50_000 }, itemProxies, w,
 		"proxy p2 is on the roster and not connected to the map store: the switch does not wait for it once the leader has not seen it for 1m52s (its max_map_age of 50s and a margin)")

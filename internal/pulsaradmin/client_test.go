@@ -80,6 +80,7 @@ func pos(text string) Position {
 func recordedTopic(t *testing.T) *Client {
 	const base = "GET /admin/v2/persistent/acme/geo/t1/"
 	return client(t, serve(t, map[string]string{
+		"GET /admin/v2/clusters":            `["a","b","global"]`,
 		"GET /admin/v2/tenants/acme":        `{"adminRoles":[],"allowedClusters":["a","b"]}`,
 		"GET /admin/v2/namespaces/acme/geo": `{"replication_clusters":["a","b"],"backlog_quota_map":{},"schema_compatibility_strategy":"UNDEFINED","is_allow_auto_update_schema":true}`,
 		base + "partitions":                 `{"partitions":0,"deleted":false}`,
@@ -97,6 +98,9 @@ func TestFactsOfATopicAreReadFromRecordedAnswers(t *testing.T) {
 	f := ok[Facts](t)(recordedTopic(t).Facts(t.Context(), someTopic))
 	if !f.Tenant || !f.Namespace || !f.Exists || f.Partitions != 0 || len(f.Parts) != 1 {
 		t.Fatalf("tenant, namespace and a topic without partitions exist, but the facts are %+v", f)
+	}
+	if !slices.Equal(f.Known, []string{"a", "b", "global"}) {
+		t.Errorf("it knows the clusters %q", f.Known)
 	}
 	if !f.Replicates("b") || f.Replicates("c") {
 		t.Error("the namespace is replicated to b and not to c")

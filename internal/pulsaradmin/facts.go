@@ -22,11 +22,12 @@ import (
 // Facts is what one cluster says of one topic before a switch.
 type Facts struct {
 	Cluster    string
-	Topic      string // base name
-	Tenant     bool   // exists
-	Namespace  bool   // exists
-	Exists     bool   // the topic does
-	Partitions int    // 0: not partitioned
+	Topic      string   // base name
+	Known      []string // names of the clusters that it knows, its own included; empty when that cannot be asked
+	Tenant     bool     // exists
+	Namespace  bool     // exists
+	Exists     bool     // the topic does
+	Partitions int      // 0: not partitioned
 	Policies   Policies
 	// TopicPolicies are the policies that are set on the topic itself, by the name of the admin call, in the broker's own JSON.
 	TopicPolicies map[string]json.RawMessage
@@ -109,6 +110,7 @@ func (c *Client) Facts(ctx context.Context, base string) (Facts, error) {
 	f.Parts = make([]PartFacts, len(parts))
 	var schemas, policies error
 	var wg sync.WaitGroup
+	wg.Go(func() { _, _ = c.call(ctx, http.MethodGet, "/admin/v2/clusters", nil, &f.Known) })
 	wg.Go(func() { f.Schemas, schemas = c.Schemas(ctx, base) })
 	wg.Go(func() { f.TopicPolicies, policies = c.TopicPolicies(ctx, base) })
 	wg.Go(func() {
