@@ -9,6 +9,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/apache/pulsar-client-go/pulsar"
+	pulsarlog "github.com/apache/pulsar-client-go/pulsar/log"
+
 	"pointsman/core/switching"
 )
 
@@ -161,6 +164,49 @@ func TestAFrozenProxyWritesNothingToTheOldCluster(t *testing.T) {
 			l.end(false)
 		})
 	}
+}
+
+// P8: a switch waits for a proxy that has promised max_map_age only until that and the margin have passed, though it is frozen and not dead. When it goes on, it takes
+// no publish for the old cluster, and its client comes to the new one.
+func TestASwitchWaitsForAFrozenProxyNoLongerThanItsMapAge(t *testing.T) {
+	const age = 30 * time.Second
+	proxies := pairOf(t, "age", strings.Replace(rig.PointsmanConfig("age-"+runID, ""), "session_timeout: 10s", "session_timeout: 10s, max_map_age: "+age.String(), 1))
+	leader, other := leaderOf(t, proxies)
+	l := startLoad(t, loadConfig{
+		scenario: "a proxy with max_map_age is frozen for longer", client: Go, topic: newTopic("acme/geo", "age"), rate: 100, proxies: [2]*Pointsman{leader, leader},
+		subs: []string{"shared:shared:individual:1", "cumulative:exclusive:cumulative:1"},
+	})
+	l.dropForeign = true
+	awaitRouteOn(t, other, l.c.topic, "a")
+	client, err := pulsar.NewClient(pulsar.ClientOptions{URL: other.URL, Logger: pulsarlog.DefaultNopLogger()})
+	must(t, err)
+	defer client.Close()
+	producer, err := client.CreateProducer(pulsar.ProducerOptions{Topic: l.c.topic, Name: "behind-the-frozen-" + runID, SendTimeout: 2 * time.Minute})
+	must(t, err)
+	send := func() {
+		t.Helper()
+		_, err := producer.Send(limited(t, 2*time.Minute), &pulsar.ProducerMessage{Payload: []byte("not a number")})
+		must(t, err)
+	}
+	send()
+	st := openMap(t, leader)
+	other.Proc.Signal(syscall.SIGSTOP)
+	since := time.Now()
+	rec := awaitSwitch(t, st, request(t, st, l.c.topic, rig.B))
+	wantAborted(t, st, rec, other.Name, "by its max_map_age")
+	unseen := 10*time.Second + age + switching.AgeMargin(age) // its session has to end first
+	pass(time.Until(since.Add(unseen - switching.PrepareLimit/2)))
+	l.began = append(l.began, nowMillis())
+	rec = awaitSwitch(t, st, request(t, st, l.c.topic, rig.B))
+	if rec.State != switching.StateDone || !rec.Receipt.Evicted || !strings.Contains(rec.Note, other.Name+": not seen for longer than max_map_age") {
+		t.Errorf("the switch ended as %s (evicted %v): %s", rec.State, rec.Receipt.Evicted, rec.Note)
+	}
+	t.Logf("frozen for %.0f s: ended as %s: %s %s", time.Since(since).Seconds(), rec.State, rec.Note, holdSteps(rec))
+	other.Proc.Signal(syscall.SIGCONT)
+	l.ended(rec)
+	send()
+	l.nothingNewOn(rec)
+	l.end(false)
 }
 
 // The ZooKeeper of the map stops in the middle of a fence: no proxy undoes the fence by itself; when ZooKeeper is back the switch ends, and the application sees no error.

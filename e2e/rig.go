@@ -294,8 +294,8 @@ func (r *Rig) startStandalone(c *Cluster, bookiePort int) error {
 }
 
 // StartLone starts a cluster of one broker of another version, with a ZooKeeper and a bookie, and waits until it is healthy. Its broker carries the
-// same name as those of the other clusters. Process "lone-NAME" is it; stopping it is the caller's.
-func (r *Rig) StartLone(ctx context.Context, name, version string) (*Cluster, error) {
+// same name as those of the other clusters. Process "lone-NAME" is it; stopping it is the caller's. settings are lines of its configuration.
+func (r *Rig) StartLone(ctx context.Context, name, version string, settings ...string) (*Cluster, error) {
 	classpath, err := r.art.Classpath(ctx, version)
 	if err != nil {
 		return nil, err
@@ -307,12 +307,13 @@ func (r *Rig) StartLone(ctx context.Context, name, version string) (*Cluster, er
 	c := &Cluster{Name: name, Version: version, ZooKeeper: local(ports[0]), Brokers: []Broker{{Logical: "broker-0:6650", Addr: local(ports[1]), WebURL: "http://" + local(ports[2])}}}
 	dir := filepath.Join(r.Dir, name)
 	conf := filepath.Join(dir, "standalone.conf")
-	if err := freshFile(conf, strings.Join(append(commonConfig(c),
+	lines := append(commonConfig(c),
 		"advertisedListeners=internal:pulsar://"+c.Brokers[0].Addr+",external:pulsar://"+c.Brokers[0].Logical,
 		"brokerServicePort="+portOf(c.Brokers[0].Addr),
 		"webServicePort="+portOf(c.Brokers[0].WebURL),
 		"loadBalancerEnabled=false",
-		""), "\n")); err != nil {
+	)
+	if err := freshFile(conf, strings.Join(append(append(lines, settings...), ""), "\n")); err != nil {
 		return nil, err
 	}
 	cmd := r.art.javaOn(classpath, loneHeap, loneDirect, "org.apache.pulsar.PulsarStandaloneStarter",

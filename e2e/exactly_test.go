@@ -1,0 +1,99 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/apache/pulsar-client-go/pulsar"
+	pulsarlog "github.com/apache/pulsar-client-go/pulsar/log"
+)
+
+// Clusters whose brokers deduplicate and coordinate transactions: both are off in the rig's own.
+func TestSwitchesOfClustersWithTransactionsAndDeduplication(t *testing.T) {
+	ctx := limited(t, versionsLimit)
+	began := time.Now()
+	var both [2]*Cluster
+	for i, name := range []string{"ta" + runID, "tb" + runID} {
+		c, err := rig.StartLone(ctx, name, newVersion, "transactionCoordinatorEnabled=true", "brokerDeduplicationEnabled=true")
+		if c != nil {
+			t.Cleanup(func() {
+				if err := rig.StopLone(c); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		must(t, err)
+		both[i] = c
+	}
+	tenant := "exactly" + runID
+	must(t, rig.Introduce(ctx, tenant, both[:]...))
+	t.Logf("two clusters with transactions and deduplication are ready after %.1f s", time.Since(began).Seconds())
+	proxies := pairOf(t, "exactly", rig.ConfigOf("exactly-"+runID, both[:]...))
+	t.Run("deduplication", func(t *testing.T) { deduplicatingProducer(t, proxies, both, newTopic(tenant+"/geo", "dedup")) })
+	t.Run("transaction", func(t *testing.T) { openTransaction(t, proxies, both, newTopic(tenant+"/geo", "open")) })
+}
+
+// A producer that the brokers deduplicate goes there and back: nothing is lost, and nothing twice.
+func deduplicatingProducer(t *testing.T, proxies [2]*Pointsman, clusters [2]*Cluster, topic string) {
+	for _, client := range someClients(Java) {
+		l := startLoad(t, loadConfig{
+			scenario: "there and back, brokers deduplicate", client: client, topic: topic + "-" + string(client), rate: 300, reader: true, proxies: proxies, clusters: clusters,
+			subs: []string{"shared:shared:individual:1", "cumulative:exclusive:cumulative:1"},
+		})
+		awaitTopic(t, clusters[1], l.c.topic)
+		l.thereAndBack(2)
+		l.end(true)
+	}
+}
+
+// SW-15: a topic with an open transaction is not switched, and the reason names it; the commit completes where the transaction began, and afterwards the switch is done.
+func openTransaction(t *testing.T, proxies [2]*Pointsman, clusters [2]*Cluster, topic string) {
+	setRoute(t, proxies[0], topic, clusters[0].Name)
+	for _, p := range proxies {
+		awaitRouteOn(t, p, topic, clusters[0].Name)
+	}
+	client, err := pulsar.NewClient(pulsar.ClientOptions{URL: proxies[0].URL, EnableTransaction: true, Logger: pulsarlog.DefaultNopLogger()})
+	must(t, err)
+	defer client.Close()
+	consumer, err := client.Subscribe(pulsar.ConsumerOptions{Topic: topic, SubscriptionName: "s", SubscriptionInitialPosition: pulsar.SubscriptionPositionEarliest})
+	must(t, err)
+	defer consumer.Close()
+	producer, err := client.CreateProducer(pulsar.ProducerOptions{Topic: topic, SendTimeout: -1}) // as transactions want it
+	must(t, err)
+	defer producer.Close()
+	send := func(text string, txn pulsar.Transaction) {
+		t.Helper()
+		_, err := producer.Send(limited(t, time.Minute), &pulsar.ProducerMessage{Payload: []byte(text), Transaction: txn})
+		must(t, err)
+	}
+	receive := func(want string) {
+		t.Helper()
+		m, err := consumer.Receive(limited(t, time.Minute))
+		must(t, err)
+		must(t, consumer.Ack(m))
+		if got := string(m.Payload()); got != want {
+			t.Errorf("received %q, want %q", got, want)
+		}
+	}
+	send("before", nil)
+	receive("before")
+	awaitTopic(t, clusters[1], topic)
+	txn, err := client.NewTransaction(5 * time.Minute)
+	must(t, err)
+	send("within", txn)
+	var refused *CLIError
+	err = proxies[1].CLI(limited(t, time.Minute), nil, "switch", "start", "--topic", topic, "--to", clusters[1].Name, "--force")
+	if !errors.As(err, &refused) || !strings.Contains(refused.Output, "1 open transactions have messages in the topic") {
+		t.Fatalf("a switch in the middle of a transaction: %v", err)
+	}
+	must(t, txn.Commit(limited(t, time.Minute)))
+	receive("within")
+	rec := commandDone(t, proxies[1], clusters[1], "start", "--topic", topic, "--to", clusters[1].Name, "--force")
+	t.Logf("after the commit: %s %s %s", rec.State, rec.Note, holdSteps(rec))
+	send("after", nil)
+	receive("after")
+}
