@@ -586,6 +586,52 @@ func TestASwitchThatIsOverByNowTouchesNoCluster(t *testing.T) {
 	})
 }
 
+// So must one that is to wait since: it may do so for days.
+func TestASwitchThatIsToWaitTouchesNoCluster(t *testing.T) {
+	in(t, func(t *testing.T) {
+		w := newWorld(t, "p1")
+		listed := w.request("sw-1")
+		waits := listed
+		waits.Rev, waits.Wish = 2, switching.WishPause
+		if err := w.st.PutSwitch(t.Context(), waits); err != nil {
+			t.Fatal(err)
+		}
+		newDriver(w.controller("p1", w.st), newUnseen(), listed).drive(t.Context())
+		if len(w.topic.calls) != 0 {
+			t.Errorf("calls of the clusters before the resume: %v", w.topic.calls)
+		}
+	})
+}
+
+// However many switches are asked for, few hold their topics and ask the clusters at once.
+func TestSwitchesUnderWayAtOnceAreBounded(t *testing.T) {
+	in(t, func(t *testing.T) {
+		w := newWorld(t, "p1")
+		for i := range maxDriven + 5 {
+			rec := switching.Record{ID: fmt.Sprintf("sw-%03d", i), Rev: 1, Attempt: 1, Topic: fmt.Sprintf("persistent://acme/orders/t%d", i), From: "a", To: "b",
+				Mode: switching.ModePlanned, State: switching.StateRequested, Epoch: 1, Started: time.Now()}
+			if err := w.st.PutSwitch(t.Context(), rec); err != nil {
+				t.Fatal(err)
+			}
+		}
+		c := w.controller("p1", w.st)
+		var opened atomic.Int64
+		c.cfg.Open = func(ctx context.Context, _ switching.Record) (Topic, error) {
+			opened.Add(1)
+			<-ctx.Done()
+			return nil, ctx.Err()
+		}
+		ctx, stop := context.WithTimeout(t.Context(), 10*time.Second)
+		defer stop()
+		if err := c.Run(ctx); err != nil {
+			t.Fatal(err)
+		}
+		if n := opened.Load(); n != maxDriven {
+			t.Errorf("%d switches were under way at once, want %d", n, maxDriven)
+		}
+	})
+}
+
 // A store keeps the records that it is given: what a driver writes down goes into its own.
 func TestADriverWritesIntoItsOwnReceipt(t *testing.T) {
 	in(t, func(t *testing.T) {
