@@ -367,7 +367,7 @@ func (d *driver) abortWanted(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
 	defer cancel()
 	rec, err := d.c.cfg.Store.Switch(ctx, d.key.Switch)
-	return err == nil && rec.Attempt == d.key.Attempt && rec.Wish == switching.WishAbort
+	return err == nil && rec.Wish == switching.WishAbort // of the next attempt too: then this one is over
 }
 
 // prepare does before the first write what would prolong the hold later: the clusters are asked which brokers have the topic, and the

@@ -603,6 +603,25 @@ func TestASwitchThatIsToWaitTouchesNoCluster(t *testing.T) {
 	})
 }
 
+// The end of the next attempt is told by who drives that.
+func TestADriverOfAnEarlierAttemptTellsNothingOfTheEnd(t *testing.T) {
+	in(t, func(t *testing.T) {
+		w := newWorld(t, "p1")
+		listed := w.request("sw-1")
+		next := listed.Again(time.Now())
+		for _, state := range []switching.State{switching.StateRequested, switching.StateDone} {
+			next.State = state
+			if err := w.st.PutSwitch(t.Context(), next); err != nil {
+				t.Fatal(err)
+			}
+			next.Rev++
+		}
+		c := w.controller("p1", w.st)
+		c.cfg.Receipt = func(rec switching.Record) { t.Errorf("it hands out the receipt of attempt %d", rec.Attempt) }
+		newDriver(c, newUnseen(), listed).drive(t.Context())
+	})
+}
+
 // However many switches are asked for, few hold their topics and ask the clusters at once.
 func TestSwitchesUnderWayAtOnceAreBounded(t *testing.T) {
 	in(t, func(t *testing.T) {
