@@ -77,6 +77,9 @@ func writeType(t *testing.T, b *strings.Builder, fset *token.FileSet, name, doc 
 			t.Fatal(err)
 		}
 		key, options, _ := strings.Cut(reflect.StructTag(tag).Get("json"), ",")
+		if key == "-" {
+			continue // not told
+		}
 		if strings.HasPrefix(options, "omit") {
 			typ += ", may be absent"
 		}
