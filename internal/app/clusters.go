@@ -170,6 +170,12 @@ func (k *clusterKeeper) announce(name string, h cluster.Health) {
 	}
 }
 
+// isDown tells whether a cluster does not answer this proxy.
+func (k *clusterKeeper) isDown(name string) bool {
+	c, ok := k.set.Load().Get(name)
+	return ok && c.Health() == cluster.Down
+}
+
 // announced is what this proxy says of the clusters.
 func (k *clusterKeeper) announced() map[string]switching.ClusterHealth {
 	k.mu.Lock()

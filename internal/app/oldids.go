@@ -271,10 +271,14 @@ func (o *oldIDs) findDrained(ctx context.Context, t session.Translation, from st
 }
 
 // adminTranslator finds messages by the clusters' admin addresses.
-type adminTranslator map[string]*pulsaradmin.Client
+type adminTranslator struct {
+	clients map[string]*pulsaradmin.Client
+	// down tells of a cluster that does not answer: it is not asked, and the copies on the other one have to do.
+	down func(cluster string) bool
+}
 
 func (a adminTranslator) client(name string) (*pulsaradmin.Client, error) {
-	if c := a[name]; c != nil {
+	if c := a.clients[name]; c != nil {
 		return c, nil
 	}
 	return nil, fmt.Errorf("cluster %s has no admin address; set clusters.%s.web_url, such as http://broker:8080", name, name)
@@ -282,15 +286,23 @@ func (a adminTranslator) client(name string) (*pulsaradmin.Client, error) {
 
 // Translate implements translator.
 func (a adminTranslator) Translate(ctx context.Context, topic, from, to string, at session.Position) (session.Translated, error) {
-	old, err := a.client(from)
-	if err != nil {
-		return session.Translated{}, err
-	}
 	now, err := a.client(to)
 	if err != nil {
 		return session.Translated{}, err
 	}
-	t, err := pulsaradmin.Translate(ctx, topic, old, now, pulsaradmin.Position{Ledger: int64(at.Ledger), Entry: int64(at.Entry)})
+	position := pulsaradmin.Position{Ledger: int64(at.Ledger), Entry: int64(at.Entry)}
+	if a.down(from) {
+		t, err := pulsaradmin.TranslateAlone(ctx, topic, from, now, position)
+		if err != nil {
+			return session.Translated{}, err
+		}
+		return translated(t), nil
+	}
+	old, err := a.client(from)
+	if err != nil {
+		return session.Translated{}, err
+	}
+	t, err := pulsaradmin.Translate(ctx, topic, old, now, position)
 	if err != nil {
 		return session.Translated{}, err
 	}

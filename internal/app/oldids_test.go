@@ -113,7 +113,7 @@ func TestAPositionIsTranslatedByTheHistoryOfTheMap(t *testing.T) {
 	ask := func(epoch uint64) session.Translated {
 		return o.find(session.Translation{Topic: topicOfOldIDs + "-partition-1", Epoch: epoch, At: session.Position{Ledger: 7, Entry: 8}, Cluster: "a"})
 	}
-	o.translate = adminTranslator{}
+	o.translate = adminTranslator{down: func(string) bool { return false }}
 	if a := ask(1); a.Kind != session.TranslatedFailed || !strings.Contains(a.Text, "clusters.b.web_url") {
 		t.Errorf("without an admin address: %+v", a)
 	}
