@@ -286,6 +286,10 @@ func (a adminTranslator) client(name string) (*pulsaradmin.Client, error) {
 
 // Translate implements translator.
 func (a adminTranslator) Translate(ctx context.Context, topic, from, to string, at session.Position) (session.Translated, error) {
+	old, err := a.client(from)
+	if err != nil {
+		return session.Translated{}, err
+	}
 	now, err := a.client(to)
 	if err != nil {
 		return session.Translated{}, err
@@ -297,10 +301,6 @@ func (a adminTranslator) Translate(ctx context.Context, topic, from, to string, 
 			return session.Translated{}, err
 		}
 		return translated(t), nil
-	}
-	old, err := a.client(from)
-	if err != nil {
-		return session.Translated{}, err
 	}
 	t, err := pulsaradmin.Translate(ctx, topic, old, now, position)
 	if err != nil {
