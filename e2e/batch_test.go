@@ -129,7 +129,7 @@ func TestABatchMovesANamespaceWhoseLeaderIsKilledAndPausesAtAGate(t *testing.T) 
 		t.Errorf("dry run: %+v", dry)
 	}
 	began := time.Now()
-	must(t, other.CLI(limited(t, 60*time.Second), &started, "switch", "start", "--namespace", namespace, "--to", "b", "--force", "--pace", "6/s", "--no-wait"))
+	must(t, other.CLI(limited(t, 60*time.Second), &started, "switch", "start", "--namespace", namespace, "--to", "b", "--force", "--pace", "6/s", "--max-hold", "0s", "--no-wait"))
 	awaitBatch(t, st, started.ID, "to be in its last wave", func(b switching.Batch) bool { return b.Count.Moved >= 6 })
 	leader.Proc.Signal(syscall.SIGKILL)
 	must(t, leader.Proc.WaitEnd(10*time.Second))

@@ -488,12 +488,15 @@ func TestANamespaceHasItsRuleOnceNothingIsLeftOnTheOldCluster(t *testing.T) {
 }
 
 func TestASwitchThatItsLeaderHasLeftBehindIsBegunAgain(t *testing.T) {
-	r := newRun(t, 10, nil)
+	r := newRun(t, 10, func(b *Batch) { b.Limits.MaxHoldMillis = 5000 })
 	died := true
 	r.end = func(i int) ItemEnd {
 		if i == 0 && died {
 			died = false
 			return ItemEnd{State: ItemFailed, Inherited: true}
+		}
+		if i == 1 { // it was held until the new leader came
+			return ItemEnd{State: ItemMoved, Inherited: true, HoldMillis: 9000}
 		}
 		return ItemEnd{State: ItemMoved}
 	}

@@ -46,7 +46,7 @@ type BatchStep struct {
 type ItemEnd struct {
 	State ItemState // checked or blocked of a check; moved, failed, blocked or skipped of a switch
 	Note  string
-	// Inherited: its switch was under way when this leader came. One that is aborted then is begun again, and no reason to pause.
+	// Inherited: its switch was under way when this leader came. How long it has held its topic is no reason to pause, and one that is aborted is begun again.
 	Inherited bool
 	// Troubled: it has moved, and its switch is incomplete.
 	Troubled   bool
@@ -192,7 +192,7 @@ func (r *BatchRun) Ended(now time.Time, i int, e ItemEnd) {
 		return
 	}
 	r.set(i, e)
-	if e.HoldMillis > 0 {
+	if e.HoldMillis > 0 && !e.Inherited {
 		r.holds = keep(r.holds, e.HoldMillis, holdsKept)
 		r.p50, r.p99 = quantile(r.holds, 0.5), quantile(r.holds, 0.99)
 	}
