@@ -21,23 +21,38 @@ const (
 )
 
 // Absent finds the messages that clients published on the old cluster and of which the new one has no copy, at most limit of them by name. Load comes
-// first. Where the replicator stands tells what need not be looked at; a replicator sends in order, so that everything up to the last copy is there.
+// first. A replicator sends in order, so everything up to the last copy is there. Its cursor is believed only where copies do not say where they come from: one
+// that was made anew, because replication was switched off and on, stands behind messages that were never sent.
 func (p *Pair) Absent(ctx context.Context, limit int) (Absent, error) {
 	a := Absent{Topic: p.Topic}
-	start := int64(0)
-	if c, ok := p.from.in.Cursors[replicatorCursor+p.to.Cluster()]; ok {
-		start = p.from.in.Index(Position{c.MarkDelete.Ledger, c.MarkDelete.Entry + 1})
+	start := max(0, p.from.in.Len()-salvageScan)
+	cursor, sent := p.from.in.Cursors[replicatorCursor+p.to.Cluster()]
+	behind := start
+	if sent {
+		behind = p.from.in.Index(Position{cursor.MarkDelete.Ledger, cursor.MarkDelete.Entry + 1})
 	}
-	if far := p.from.in.Len() - salvageScan; start < far {
-		start, a.AtLeast = far, true
+	near, ok, err := p.from.firstData(ctx, behind)
+	if err == nil && !ok {
+		near, ok, err = p.from.last(ctx)
 	}
-	first, ok, err := p.from.firstData(ctx, start)
 	if err != nil || !ok {
 		return a, err
 	}
-	top, err := p.lastCopy(ctx, first)
+	top, err := p.lastCopy(ctx, near)
 	if err != nil {
 		return a, err
+	}
+	switch {
+	case top != NoPosition:
+		if next := p.from.in.Index(Position{top.Ledger, top.Entry + 1}); next >= start {
+			start = next
+		} else {
+			a.AtLeast = true
+		}
+	case sent && behind >= start:
+		start = behind
+	default:
+		a.AtLeast = start > 0
 	}
 	err = p.from.forward(ctx, start, func(e Entry) (bool, error) {
 		if e.From != "" || !e.deliverable() || !top.Before(e.Position) {

@@ -58,6 +58,11 @@ func TestWhatWasNotReplicatedIsListedUntilItArrives(t *testing.T) {
 						}
 					}
 					check("the old cluster is back", all-sent)
+					if was, ok := a.cursors[replicatorCursor+"b"]; ok && !silent { // made anew, at the end
+						a.cursors[replicatorCursor+"b"] = Cursor{MarkDelete: a.last}
+						check("replication was switched off and on", all-sent)
+						a.cursors[replicatorCursor+"b"] = was
+					}
 					for n, i := range own[sent:] {
 						copied(i)
 						if n == 49 {
