@@ -468,17 +468,7 @@ func wantDone(t *testing.T, rec switching.Record, to *Cluster, err error) {
 	t.Logf("to %s: hold %.0f ms, duplicates forecast %d, evicted %v: %s %s", to.Name, rec.Receipt.HoldMillis, rec.Receipt.DuplicatesForecast, rec.Receipt.Evicted, rec.Note, holdSteps(rec))
 }
 
-// planned runs a command that switches one topic, to its end.
-func planned(t *testing.T, p *Pointsman, command ...string) switching.Record {
-	t.Helper()
-	rec, err := tryPlanned(t, p, command...)
-	if rec.ID == "" {
-		t.Fatal(err)
-	}
-	return rec
-}
-
-// tryPlanned is planned, or an error when there was no switch.
+// tryPlanned runs a command that switches one topic, to its end; an error when there was no switch.
 func tryPlanned(t *testing.T, p *Pointsman, command ...string) (switching.Record, error) {
 	t.Helper()
 	var status struct {
