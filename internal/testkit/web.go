@@ -136,27 +136,24 @@ func (w *web) namespace(rw http.ResponseWriter, r *http.Request) {
 }
 
 func (w *web) list(rw http.ResponseWriter, r *http.Request) {
-	w.c.mu.Lock()
-	names := []string{}
-	for _, name := range sortedKeys(w.c.topics) {
-		if namespaceOf(name) == r.PathValue("tenant")+"/"+r.PathValue("namespace") {
-			names = append(names, name)
-		}
-	}
-	w.c.mu.Unlock()
-	reply(rw, http.StatusOK, names)
+	reply(rw, http.StatusOK, within(w.c, r, w.c.topics))
 }
 
 func (w *web) partitioned(rw http.ResponseWriter, r *http.Request) {
-	w.c.mu.Lock()
+	reply(rw, http.StatusOK, within(w.c, r, w.c.partitions))
+}
+
+// within are the names of all that is in the namespace of a path.
+func within[V any](c *Cluster, r *http.Request, all map[string]V) []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	names := []string{}
-	for _, name := range sortedKeys(w.c.partitions) {
+	for _, name := range sortedKeys(all) {
 		if namespaceOf(name) == r.PathValue("tenant")+"/"+r.PathValue("namespace") {
 			names = append(names, name)
 		}
 	}
-	w.c.mu.Unlock()
-	reply(rw, http.StatusOK, names)
+	return names
 }
 
 func (w *web) lookup(rw http.ResponseWriter, r *http.Request) {
