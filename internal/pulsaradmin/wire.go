@@ -364,11 +364,11 @@ func splitBody(body []byte) (metadata, payload []byte, err error) {
 
 // messageEntry reads the metadata in front of a message's payload.
 func messageEntry(p Position, src []byte) (Entry, error) {
-	metadata, _, err := splitBody(src)
+	metadata, payload, err := splitBody(src)
 	if err != nil {
 		return Entry{}, err
 	}
-	e := Entry{Position: p, Source: NoPosition, Messages: 1, Bytes: len(src)}
+	e := Entry{Position: p, Source: NoPosition, Messages: 1, Bytes: len(payload)}
 	for len(metadata) > 0 {
 		num, typ, n := protowire.ConsumeTag(metadata)
 		if n < 0 {

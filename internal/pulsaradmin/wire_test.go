@@ -324,7 +324,7 @@ func TestEntriesAreReadFromMessages(t *testing.T) {
 	plain := append(sized(m), "payload"...)
 	checked := slices.Concat([]byte{0x0e, 0x01, 1, 2, 3, 4}, plain)
 	broker := slices.Concat([]byte{0x0e, 0x02}, sized([]byte("whatever")), checked)
-	want := Entry{Position: pos("6:36"), Time: 1795984289617, Producer: "pp", Sequence: 360, Chunk: 2, Messages: 10, From: "a", Source: pos("7:36")}
+	want := Entry{Position: pos("6:36"), Time: 1795984289617, Producer: "pp", Sequence: 360, Chunk: 2, Messages: 10, From: "a", Source: pos("7:36"), Bytes: len("payload")}
 	for _, src := range [][]byte{plain, checked, broker} {
 		if got := ok[Entry](t)(messageEntry(pos("6:36"), src)); !reflect.DeepEqual(got, want) {
 			t.Errorf("entry %+v, want %+v", got, want)
