@@ -21,7 +21,7 @@ STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
 BENCHSTAT   = golang.org/x/perf/cmd/benchstat@v0.0.0-20260908200009-22c9c6c9d4da
 LDFLAGS     = -s -w -X pointsman/internal/app.Version=$(VERSION)
 
-.PHONY: build demo test test-unit model e2e guarantees fuzz bench bench-compare bench-peers bench-scale bench-once robustness lint preflight generate clean
+.PHONY: build demo test test-unit model e2e guarantees fuzz bench bench-compare bench-peers bench-scale bench-batch bench-once robustness lint preflight generate clean
 
 build: ## bin/pointsman
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/pointsman ./cmd/pointsman
@@ -66,6 +66,9 @@ bench-peers: build ## the standard set beside HAProxy, the official proxy and pl
 bench-scale: build ## idle sessions, thousands of connections and moved topics, ten million routes: eight minutes, 8 GB; writes BENCHMARKS.md
 	CGO_ENABLED=0 $(GO) build -trimpath -o bin/pointsman-bench ./cmd/pointsman-bench
 	bin/pointsman-bench scale
+
+bench-batch: build ## a namespace of 10,000 topics on fake brokers and one of 500 on real ones moved under load through three proxies; prints what it costs
+	E2E_TOPICS=10000 E2E_REAL_TOPICS=500 $(GO) test -tags e2e -count=1 -timeout 60m -v -run TestANamespaceOfManyTopicsMoves ./e2e
 
 robustness: ## hostile and unlucky peers at full size, with the numbers
 	$(GO) test -count=1 -v -timeout 5m -run 'NotTheProtocol|NeverSpeak|StopReading|SlowBroker|NeverRead|EitherDirection|LookupStorm|LookUpAndLeave|CutWith|StopUnderLoad|DrainedClient' ./internal/app
