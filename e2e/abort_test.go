@@ -30,30 +30,30 @@ func replicatedNamespace(t *testing.T, name string) string {
 	return name
 }
 
-// slowReplication has cluster a replicate a namespace at one message a second, until the function it returns is called.
-func slowReplication(t *testing.T, namespace, topic string) (restore func()) {
+// slowReplication has a cluster replicate a namespace to another one at one message a second, until the function it returns is called.
+func slowReplication(t *testing.T, from, to *Cluster, namespace, topic string) (restore func()) {
 	t.Helper()
 	path := "/admin/v2/namespaces/" + namespace + "/replicatorDispatchRate"
-	must(t, rig.A.Admin(limited(t, 20*time.Second), http.MethodPost, path, map[string]any{
+	must(t, from.Admin(limited(t, 20*time.Second), http.MethodPost, path, map[string]any{
 		"dispatchThrottlingRateInMsg": 1, "dispatchThrottlingRateInByte": -1, "relativeToPublishRate": false, "ratePeriodInSecond": 1,
 	}, nil))
 	must(t, WaitUntil(limited(t, 30*time.Second), "replication to fall behind", func() (bool, error) {
-		stats, err := rig.A.Stats(t.Context(), topic)
-		return stats.Replication["b"].Backlog > 200, err
+		stats, err := from.Stats(t.Context(), topic)
+		return stats.Replication[to.Name].Backlog > 200, err
 	}))
 	return func() {
 		t.Helper()
-		must(t, rig.A.Admin(limited(t, 20*time.Second), http.MethodDelete, path, nil, nil))
+		must(t, from.Admin(limited(t, 20*time.Second), http.MethodDelete, path, nil, nil))
 		// A replicator that was slowed down may stand still for minutes. Unloading the topic makes it go on; with traffic, what has no receipt then comes twice.
 		unloaded, began := false, time.Now()
-		must(t, WaitUntil(limited(t, 40*time.Second), "replication to catch up", func() (bool, error) {
+		must(t, WaitUntil(limited(t, 60*time.Second), "replication to catch up", func() (bool, error) {
 			if !unloaded && time.Since(began) > 8*time.Second {
 				unloaded = true
 				t.Log("the replicator stands still: the topic is unloaded")
-				return false, rig.A.Unload(t.Context(), topic)
+				return false, from.Unload(t.Context(), topic)
 			}
-			stats, err := rig.A.Stats(t.Context(), topic)
-			return stats.Replication["b"].Backlog < 50, err
+			stats, err := from.Stats(t.Context(), topic)
+			return stats.Replication[to.Name].Backlog < 50, err
 		}))
 	}
 }
@@ -104,7 +104,7 @@ func TestASwitchThatCannotDrainIsAborted(t *testing.T) {
 			topic := newTopic(namespace, "slow")
 			l := abortLoad(t, "aborted twice (replication stands still; operator), then unloaded by hand, then done", client, topic)
 			st := openMap(t, proxies[0])
-			restore := slowReplication(t, namespace, topic)
+			restore := slowReplication(t, rig.A, rig.B, namespace, topic)
 
 			l.began = append(l.began, nowMillis())
 			rec := awaitSwitch(t, st, request(t, st, topic, rig.B))

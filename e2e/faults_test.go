@@ -219,7 +219,7 @@ func TestAFenceOutlivesTheMapsZooKeeper(t *testing.T) {
 		subs: []string{"shared:shared:individual:1", "cumulative:exclusive:cumulative:1"},
 	})
 	st := openMap(t, proxies[0])
-	restore := slowReplication(t, namespace, topic)
+	restore := slowReplication(t, rig.A, rig.B, namespace, topic)
 	l.began = append(l.began, nowMillis())
 	rec := awaitRecord(t, st, request(t, st, topic, rig.B), 30*time.Second, "to be fenced", func(r switching.Record) bool { return r.State == switching.StateFenced })
 	must(t, rig.StopMapZooKeeper())

@@ -49,6 +49,7 @@ type Cluster struct {
 	Brokers   []Broker `json:"brokers"`
 	// Version is that of a cluster besides a and b (StartLone); "" is the rig's.
 	Version string `json:"version,omitempty"`
+	bookie  int    // its port; of those besides a and b
 }
 
 // URL is the service URL that names all brokers.
@@ -296,50 +297,62 @@ func (r *Rig) startStandalone(c *Cluster, bookiePort int) error {
 // StartLone starts a cluster of one broker of another version, with a ZooKeeper and a bookie, and waits until it is healthy. Its broker carries the
 // same name as those of the other clusters. Process "lone-NAME" is it; stopping it is the caller's. settings are lines of its configuration.
 func (r *Rig) StartLone(ctx context.Context, name, version string, settings ...string) (*Cluster, error) {
-	classpath, err := r.art.Classpath(ctx, version)
-	if err != nil {
-		return nil, err
-	}
 	ports, err := FreePorts(4)
 	if err != nil {
 		return nil, err
 	}
-	c := &Cluster{Name: name, Version: version, ZooKeeper: local(ports[0]), Brokers: []Broker{{Logical: "broker-0:6650", Addr: local(ports[1]), WebURL: "http://" + local(ports[2])}}}
-	dir := filepath.Join(r.Dir, name)
-	conf := filepath.Join(dir, "standalone.conf")
+	c := &Cluster{Name: name, Version: version, ZooKeeper: local(ports[0]), Brokers: []Broker{{Logical: "broker-0:6650", Addr: local(ports[1]), WebURL: "http://" + local(ports[2])}}, bookie: ports[3]}
 	lines := append(commonConfig(c),
 		"advertisedListeners=internal:pulsar://"+c.Brokers[0].Addr+",external:pulsar://"+c.Brokers[0].Logical,
 		"brokerServicePort="+portOf(c.Brokers[0].Addr),
 		"webServicePort="+portOf(c.Brokers[0].WebURL),
 		"loadBalancerEnabled=false",
 	)
-	if err := freshFile(conf, strings.Join(append(append(lines, settings...), ""), "\n")); err != nil {
+	if err := freshFile(r.loneConfig(c), strings.Join(append(append(lines, settings...), ""), "\n")); err != nil {
 		return nil, err
 	}
+	return c, r.RunLone(ctx, c)
+}
+
+func (r *Rig) loneConfig(c *Cluster) string { return filepath.Join(r.Dir, c.Name, "standalone.conf") }
+
+// RunLone runs a cluster that StartLone has made, on the data that it has, and waits until it is healthy.
+func (r *Rig) RunLone(ctx context.Context, c *Cluster) error {
+	classpath, err := r.art.Classpath(ctx, c.Version)
+	if err != nil {
+		return err
+	}
+	dir := filepath.Dir(r.loneConfig(c))
 	cmd := r.art.javaOn(classpath, loneHeap, loneDirect, "org.apache.pulsar.PulsarStandaloneStarter",
-		"--config", conf, "--wipe-data", "--zookeeper-dir", filepath.Join(dir, "zk"), "--bookkeeper-dir", filepath.Join(dir, "bk"),
-		"--zookeeper-port", portOf(c.ZooKeeper), "--bookkeeper-port", strconv.Itoa(ports[3]), "-nfw", "-nss")
+		"--config", r.loneConfig(c), "--zookeeper-dir", filepath.Join(dir, "zk"), "--bookkeeper-dir", filepath.Join(dir, "bk"),
+		"--zookeeper-port", portOf(c.ZooKeeper), "--bookkeeper-port", strconv.Itoa(c.bookie), "-nfw", "-nss")
 	cmd.Dir = dir
 	cmd.Env = append(os.Environ(), "PULSAR_STANDALONE_USE_ZOOKEEPER=1")
-	if err := r.spawn("lone-"+name, func(process string) (*Process, error) { return r.procs.Start(process, cmd) }); err != nil {
-		return nil, err
+	name := "lone-" + c.Name
+	if err := r.spawn(name, func(process string) (*Process, error) { return r.procs.Start(process, cmd) }); err != nil {
+		return err
 	}
-	return c, WaitUntil(ctx, "cluster "+name+" (Pulsar "+version+") to be healthy", func() (bool, error) {
-		if p := r.Process("lone-" + name); !p.Alive() {
+	return WaitUntil(ctx, "cluster "+c.Name+" (Pulsar "+c.Version+") to be healthy", func() (bool, error) {
+		if p := r.Process(name); !p.Alive() {
 			return false, fmt.Errorf("it has ended; its log %s ends with:\n%s", p.Log, p.LogTail(20))
 		}
 		return httpOK(ctx, c.Brokers[0].WebURL+"/admin/v2/brokers/health"), nil
 	})
 }
 
-// StopLone ends a cluster that StartLone has started.
-func (r *Rig) StopLone(c *Cluster) error {
+// KillLone ends a cluster that StartLone has started with a signal that it cannot handle. Its data stay.
+func (r *Rig) KillLone(c *Cluster) error {
 	p := r.Process("lone-" + c.Name)
 	r.mu.Lock()
 	delete(r.processes, p.Name)
 	r.mu.Unlock()
-	p.Signal(syscall.SIGKILL) // its data are not used again
-	return errors.Join(p.WaitEnd(10*time.Second), os.RemoveAll(filepath.Join(r.Dir, c.Name)))
+	p.Signal(syscall.SIGKILL)
+	return p.WaitEnd(10 * time.Second)
+}
+
+// StopLone ends a cluster that StartLone has started; its data are not used again.
+func (r *Rig) StopLone(c *Cluster) error {
+	return errors.Join(r.KillLone(c), os.RemoveAll(filepath.Dir(r.loneConfig(c))))
 }
 
 // Introduce makes clusters known to each other, with a new tenant of theirs and its namespaces: geo, replicated between all of them, and plain.

@@ -1,0 +1,180 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"pointsman/core/switching"
+)
+
+// failoverLimit is how long the whole test may take; most of it are three starts of a cluster.
+const failoverLimit = 5 * time.Minute
+
+// SW-18: a cluster is killed under load, with messages that were not replicated. Its topic goes on at the other cluster, without a call to the dead one; when that returns
+// nothing goes back, what the other one lacks is listed exactly, and drops out of the list as replication brings it.
+func TestATopicLeavesAClusterThatIsDead(t *testing.T) {
+	t.Parallel()
+	ctx := limited(t, failoverLimit)
+	names := [2]string{"dies" + runID, "lives" + runID}
+	var clusters [2]*Cluster
+	errs := make(chan error, len(clusters))
+	for i, name := range names {
+		go func() {
+			var err error
+			clusters[i], err = rig.StartLone(ctx, name, newVersion)
+			errs <- err
+		}()
+	}
+	err := errors.Join(<-errs, <-errs)
+	t.Cleanup(func() {
+		for _, c := range clusters {
+			if c != nil {
+				_ = rig.StopLone(c)
+			}
+		}
+	})
+	must(t, err)
+	a, b := clusters[0], clusters[1]
+	tenant := "failover" + runID
+	must(t, rig.Introduce(ctx, tenant, a, b))
+	config := strings.Replace(rig.ConfigOf("failover-"+runID, a, b), "  "+a.Name+":\n", fmt.Sprintf("  %s:\n    failover: { to: %s, after: 3s }\n", a.Name, b.Name), 1) +
+		"health: { interval: 1s, timeout: 2s, failures: 3, over: 3s, sample_interval: 5s }\n"
+	proxies := pairOf(t, "failover", config)
+	leader := proxies[0]
+	topic := newTopic(tenant+"/geo", "dies")
+
+	live := startDriver(t, Go, "live", "--url", proxies[1].URL, "--topics", topic, "--rates", "200", "--batch", "false", "--subs", "shared:shared:individual:1")
+	await(t, live, "messages", func(r Record) bool { return len(r.Recvs) >= 200 })
+	awaitTopic(t, b, topic)
+	restore := slowReplication(t, a, b, tenant+"/geo", topic)
+
+	start := []string{"switch", "start", "--mode", "failover", "--topic", topic, "--to", b.Name}
+	var refused *CLIError
+	if err := leader.CLI(ctx, nil, start...); !errors.As(err, &refused) || !strings.Contains(refused.Output, "cluster_up") || !strings.Contains(refused.Output, "--mode planned") {
+		t.Errorf("a failover of a cluster that lives: %v; want a refusal that names --mode planned", err)
+	}
+	var plan struct {
+		Failover struct {
+			Facts switching.FailoverFacts `json:"facts"`
+		} `json:"failover"`
+		NotPromised []string `json:"not_promised"`
+	}
+	must(t, WaitUntil(ctx, "the leader to have seen what is not replicated", func() (bool, error) {
+		err := leader.CLI(ctx, &plan, append(start, "--dry-run", "--force")...)
+		return plan.Failover.Facts.Backlog > 0, err
+	}))
+	if f := plan.Failover.Facts; f.Subscriptions == 0 || f.Measured.IsZero() || len(plan.NotPromised) == 0 {
+		t.Errorf("the plan: %+v, not promised %q", f, plan.NotPromised)
+	}
+
+	must(t, rig.KillLone(a))
+	killed := time.Now()
+	var list struct {
+		Proposals []struct{ From, To, Command string } `json:"proposals"`
+	}
+	must(t, WaitUntil(limited(t, 60*time.Second), "a proposal", func() (bool, error) {
+		err := leader.CLI(ctx, &list, "switch", "list")
+		return len(list.Proposals) == 1 && strings.Contains(list.Proposals[0].Command, "--mode failover"), err
+	}))
+	proposed := time.Since(killed)
+	if e, ok, err := openMap(t, leader).Entry(ctx, topic); err != nil || ok && e.Cluster != a.Name {
+		t.Errorf("a proposal has moved the topic: %+v, %v", e, err)
+	}
+	began := time.Now()
+	var order struct {
+		ID    string `json:"id"`
+		State string `json:"state"`
+	}
+	must(t, leader.CLI(limited(t, 30*time.Second), &order, start...))
+	if order.State != "done" {
+		t.Fatalf("the failover ended as %q", order.State)
+	}
+	moved := time.Since(began)
+	flipped := nowMillis()
+	await(t, live, "receipts of the other cluster", func(r Record) bool {
+		n := 0
+		for _, ack := range r.Acks {
+			if ack.T > flipped {
+				n++
+			}
+		}
+		return n >= 400
+	})
+	t.Logf("proposed %.1f s after the kill, moved in %.2f s", proposed.Seconds(), moved.Seconds())
+
+	must(t, rig.RunLone(ctx, a))
+	must(t, WaitUntil(limited(t, 60*time.Second), "the proposal to be withdrawn", func() (bool, error) {
+		err := leader.CLI(ctx, &list, "switch", "list")
+		return len(list.Proposals) == 0, err
+	}))
+	wantCluster(t, leader, topic, b)
+
+	// Replication goes on meanwhile, at one message a second: what is missing lies between what was so before and what is afterwards.
+	before := missingOn(t, topic, a, b)
+	var found switching.Salvage
+	must(t, leader.CLI(ctx, &found, "switch", "salvage", order.ID, "--limit", "10000"))
+	after := missingOn(t, topic, a, b)
+	if n := int(found.Missing); n < len(after) || n > len(before) || len(after) == 0 || found.Listed != n || len(found.Topics) != 1 {
+		t.Errorf("salvage lists %d of %d messages in %d topics; %d were missing before and %d afterwards", found.Listed, found.Missing, len(found.Topics), len(before), len(after))
+	}
+	t.Logf("salvage: %d messages, replication %s", found.Missing, found.Topics[0].Replication)
+	restore()
+	must(t, WaitUntil(limited(t, 60*time.Second), "the list of what is missing to be empty", func() (bool, error) {
+		err := leader.CLI(ctx, &found, "switch", "salvage", order.ID)
+		return found.Missing == 0, err
+	}))
+	wantCluster(t, leader, topic, b)
+	record := finish(t, 60*time.Second, live)
+	all := numbersOn(t, topic, b)
+	var lost []int64
+	for _, ack := range record.Acks {
+		if !all[ack.N] {
+			lost = append(lost, ack.N)
+		}
+	}
+	if len(lost) > 0 {
+		t.Errorf("%d of %d messages with a receipt are not on cluster %s in the end: %v", len(lost), len(record.Acks), b.Name, lost[:min(10, len(lost))])
+	}
+	row := Row{Mode: "failover", Scenario: "cluster killed with messages not replicated; it returns, replication brings them", Client: string(Go), Subscription: "log of the new cluster in the end",
+		Acked: len(record.Acks), Lost: len(lost), Unordered: true, Errors: len(record.Errors)}
+	row.save(t)
+}
+
+// wantCluster checks where the map has a topic.
+func wantCluster(t *testing.T, p *Pointsman, topic string, c *Cluster) {
+	t.Helper()
+	var e explanation
+	must(t, p.CLI(limited(t, 20*time.Second), &e, "explain", topic))
+	if e.Cluster != c.Name {
+		t.Errorf("the topic is on cluster %s, want %s", e.Cluster, c.Name)
+	}
+}
+
+// numbersOn reads the numbers of a topic past the proxies.
+func numbersOn(t *testing.T, topic string, c *Cluster) map[int64]bool {
+	t.Helper()
+	found := map[int64]bool{}
+	for _, m := range runDriver(t, 60*time.Second, Go, "reader", "--url", c.URL(), "--topic", topic, "--to-end", "true").Recvs {
+		found[m.N] = true
+	}
+	return found
+}
+
+// missingOn are the numbers that cluster a has of a topic and b has not.
+func missingOn(t *testing.T, topic string, a, b *Cluster) (missing []int64) {
+	t.Helper()
+	there := numbersOn(t, topic, b)
+	for n := range numbersOn(t, topic, a) {
+		if !there[n] {
+			missing = append(missing, n)
+		}
+	}
+	slices.Sort(missing)
+	return missing
+}
