@@ -82,7 +82,7 @@ func TestABatchMovesANamespaceWhoseLeaderIsKilledAndPausesAtAGate(t *testing.T) 
 	for _, c := range []*Cluster{rig.A, rig.B} {
 		must(t, c.Admin(limited(t, 30*time.Second), http.MethodPut, "/admin/v2/namespaces/"+namespace, map[string]any{"replication_clusters": []string{"a", "b"}, "bundles": map[string]any{"numBundles": 4}}, nil))
 	}
-	const each = 20
+	each := often(8, 20)
 	var topics []string
 	drivers := map[Client]*Driver{}
 	for i, client := range []Client{Go, Java} {

@@ -14,6 +14,7 @@ import (
 
 // Clusters whose brokers deduplicate and coordinate transactions: both are off in the rig's own.
 func TestSwitchesOfClustersWithTransactionsAndDeduplication(t *testing.T) {
+	t.Parallel()
 	ctx := limited(t, versionsLimit)
 	began := time.Now()
 	var both [2]*Cluster

@@ -33,7 +33,7 @@ import (
 // topics on fake and on real brokers; `make bench-batch` runs 10,000 and 500.
 func TestANamespaceOfManyTopicsMoves(t *testing.T) {
 	t.Run("fake", func(t *testing.T) {
-		n := count("E2E_TOPICS", 150)
+		n := count("E2E_TOPICS", 60)
 		a, b := testkit.NewCluster("a", testkit.Options{Brokers: 2, LogSize: 1}), testkit.NewCluster("b", testkit.Options{Brokers: 2, LedgerBase: 1 << 20, LogSize: 1})
 		t.Cleanup(a.Close)
 		t.Cleanup(b.Close)
@@ -56,7 +56,7 @@ func TestANamespaceOfManyTopicsMoves(t *testing.T) {
 		})
 	})
 	t.Run("real", func(t *testing.T) {
-		n := count("E2E_REAL_TOPICS", 24)
+		n := count("E2E_REAL_TOPICS", 10)
 		namespace := replicatedNamespace(t, "many")
 		topics := make([]string, n)
 		for i := range topics {
