@@ -93,5 +93,9 @@ func openTransaction(t *testing.T, proxies [2]*Pointsman, clusters [2]*Cluster, 
 	}
 	must(t, txn.Commit(limited(t, time.Minute)))
 	receive("within")
-	// It ends here: the copy of a message of a transaction keeps what follows from being delivered by the other cluster (docs/guarantees.md).
+	// Replication does not carry the commit: the other cluster would deliver nothing behind the copy (docs/guarantees.md).
+	err = proxies[1].CLI(limited(t, time.Minute), nil, "switch", "start", "--topic", topic, "--to", clusters[1].Name, "--force")
+	if !errors.As(err, &refused) || !strings.Contains(refused.Output, "1 transactions have ended") {
+		t.Fatalf("a switch after a transaction: %v", err)
+	}
 }

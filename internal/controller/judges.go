@@ -551,7 +551,8 @@ func (s *survey) judgeTransactions() switching.Finding {
 	case open > 0:
 		return blocker(itemTransactions, "wait until they are committed or aborted", "%d open transactions have messages in the topic: they could not be committed on cluster %s", open, s.req.To)
 	case ended > 0:
-		return warning(itemTransactions, "make sure that no client uses transactions on the topic any more", "%d transactions have ended since the topic was loaded: after the switch they are refused, because transactions do not span clusters", ended)
+		return blocker(itemTransactions, "switch when the messages of transactions are consumed and removed by retention, and no client uses transactions on the topic any more; or --mode drain, which copies nothing",
+			"%d transactions have ended since the topic was loaded: replication does not carry their end, so that cluster %s may deliver nothing behind the copy of such a message", ended, s.req.To)
 	}
 	return fine(itemTransactions, "none")
 }

@@ -175,7 +175,7 @@ func TestWhatIsNotAsItShouldBeIsFound(t *testing.T) {
 	check("a proxy that was not asked", func(s *survey) { s.req.Handles = switching.HandleFacts{Unasked: []string{"p2: timeout"}} }, itemBypass, w, "p2: timeout")
 	check("a producer there", func(s *survey) { s.to.Parts[1].Stats.Publishers = []pulsaradmin.Publisher{{Name: "y"}} }, itemBypass, w, `somebody publishes on cluster b already: producer "y"`)
 	check("open transactions (SW-15)", func(s *survey) { s.from.Parts[0].Stats.OngoingTxn = 2 }, itemTransactions, b, "2 open transactions")
-	check("transactions (SW-15)", func(s *survey) { s.from.Parts[0].Stats.CommittedTxn = 2 }, itemTransactions, w, "2 transactions have ended")
+	check("transactions (SW-15)", func(s *survey) { s.from.Parts[0].Stats.CommittedTxn = 2 }, itemTransactions, b, "2 transactions have ended")
 	check("delayed messages", func(s *survey) {
 		s.from.Parts[0].Stats.Subscriptions["s"] = pulsaradmin.SubscriptionStats{Durable: true, Delayed: 8}
 	}, itemDelayed, w, "8 messages are delayed")
