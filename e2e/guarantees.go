@@ -28,18 +28,18 @@ type Row struct {
 	Gaps         []float64 `json:"gaps_ms,omitempty"`   // longest time between two receipts around each switch
 }
 
-// ReadRows reads lines of JSON.
-func ReadRows(from io.Reader) (rows []Row, err error) {
+// ReadLines reads one JSON value from each line.
+func ReadLines[T any](from io.Reader) (all []T, err error) {
 	lines := bufio.NewScanner(from)
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {
-		var r Row
-		if err := json.Unmarshal(lines.Bytes(), &r); err != nil {
-			return nil, fmt.Errorf("line %d: %w", len(rows)+1, err)
+		var one T
+		if err := json.Unmarshal(lines.Bytes(), &one); err != nil {
+			return nil, fmt.Errorf("line %d: %w", len(all)+1, err)
 		}
-		rows = append(rows, r)
+		all = append(all, one)
 	}
-	return rows, lines.Err()
+	return all, lines.Err()
 }
 
 // Table shows rows of equal mode, scenario, client and subscription as one.

@@ -16,7 +16,7 @@ func TestTheTableOfGuaranteesIsOfTheMeasuredRows(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer file.Close()
-	rows, err := ReadRows(file)
+	rows, err := ReadLines[Row](file)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -29,7 +29,7 @@ func TestTheTableOfLongRunsIsOfTheMeasuredOnes(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer file.Close()
-	runs, err := ReadRuns(file)
+	runs, err := ReadLines[Run](file)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,10 +1,7 @@
 package e2e
 
 import (
-	"bufio"
-	"encoding/json"
 	"fmt"
-	"io"
 	"slices"
 	"strings"
 )
@@ -60,19 +57,6 @@ func secondsOf(acks []Event) float64 {
 		first, last = min(first, e.T), max(last, e.T)
 	}
 	return (last - first) / 1000
-}
-
-// ReadRuns reads lines of JSON.
-func ReadRuns(from io.Reader) (runs []Run, err error) {
-	lines := bufio.NewScanner(from)
-	for lines.Scan() {
-		var r Run
-		if err := json.Unmarshal(lines.Bytes(), &r); err != nil {
-			return nil, fmt.Errorf("line %d: %w", len(runs)+1, err)
-		}
-		runs = append(runs, r)
-	}
-	return runs, lines.Err()
 }
 
 // RunsTable shows runs in their order, those of a client with the same traffic and rate as one.

@@ -363,13 +363,7 @@ func (c *Controller) reconcile(now time.Time, r Report) {
 	switch {
 	case rec.Attempt != c.key.Attempt:
 		c.stage = stageOver // the next attempt is somebody else's work
-	case mine && e == c.entry(route.StatePrepared):
-		c.stage = stagePrepared
-		earliest(&c.preparedBy, now.Add(PrepareLimit))
-	case mine && e == c.entry(route.StateFenced):
-		// Whatever was found before does not count: C3 begins anew.
-		c.stage, c.evicted, c.claims, c.tail = stageFenced, false, "", ""
-		earliest(&c.fencedBy, now.Add(ResumeLimit))
+	case mine && c.goesOn(now, e):
 	case rec.State.Over():
 		c.stage = stageOver
 	case mine && e.Cluster == c.to:
@@ -383,6 +377,22 @@ func (c *Controller) reconcile(now time.Time, r Report) {
 	default:
 		c.finish(StateAborted, fmt.Sprintf("the topic is %s on cluster %s at epoch %d, changed by %s; plan the switch again", stateName(e.State), e.Cluster, e.Epoch, by(e)))
 	}
+}
+
+// goesOn takes up an entry of this attempt that is prepared or fenced; of any other it changes nothing.
+func (c *Controller) goesOn(now time.Time, e route.Entry) bool {
+	switch e {
+	case c.entry(route.StatePrepared):
+		c.stage = stagePrepared
+		earliest(&c.preparedBy, now.Add(PrepareLimit))
+	case c.entry(route.StateFenced):
+		// Whatever was found before does not count: C3 begins anew.
+		c.stage, c.evicted, c.claims, c.tail = stageFenced, false, "", ""
+		earliest(&c.fencedBy, now.Add(ResumeLimit))
+	default:
+		return false
+	}
+	return true
 }
 
 // begin goes on with a switch that was asked for, from the entry that the topic has.

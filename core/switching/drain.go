@@ -183,12 +183,7 @@ func (c *Controller) reconcileDrain(now time.Time, r Report) {
 	switch {
 	case rec.Attempt != c.key.Attempt || rec.Return != c.back:
 		c.stage = stageOver
-	case mine && e == c.entry(route.StatePrepared):
-		c.stage = stagePrepared
-		earliest(&c.preparedBy, now.Add(PrepareLimit))
-	case mine && e == c.entry(route.StateFenced):
-		c.stage, c.evicted, c.claims, c.tail = stageFenced, false, "", ""
-		earliest(&c.fencedBy, now.Add(ResumeLimit))
+	case mine && c.goesOn(now, e):
 	case rec.State.Over():
 		c.stage = stageOver
 	case own && e.State == route.StateDraining && c.back:

@@ -295,22 +295,11 @@ func (s *Server) flipFailover(ctx context.Context, o *switching.Failover, t targ
 		if _, err := p.set(t, o.To, 0, it.id); err != nil {
 			return nil, err
 		}
-		rec, err := s.record(ctx, b, it, p, started)
-		if err != nil {
-			return nil, err
-		}
-		rec.Failover = &facts
-		written, err := s.write(ctx, p, rec, b.who, whyFailover(o))
-		switch {
-		case written > 0:
+		rec, again, err := s.writeItem(ctx, b, it, p, started, &facts, whyFailover(o))
+		if !again {
 			return rec, err
-		case errors.Is(err, store.ErrConflict):
-			conflict = err // perhaps only of a rule above: look again
-			continue
-		case errors.Is(err, store.ErrUnknown):
-			return s.settle(ctx, rec, err)
 		}
-		return nil, err
+		conflict = err // perhaps only of a rule above: look again
 	}
 	return nil, conflict
 }

@@ -335,23 +335,33 @@ func (s *Server) flip(ctx context.Context, b *batch, it *item) (*switching.Recor
 		if _, err := p.set(it.target, b.to, 0, it.id); err != nil {
 			return nil, err
 		}
-		rec, err := s.record(ctx, b, it, p, started)
-		if err != nil {
-			return nil, err
-		}
-		written, err := s.write(ctx, p, rec, b.who, cmp.Or(b.why, "switch "+b.id))
-		switch {
-		case written > 0:
+		rec, again, err := s.writeItem(ctx, b, it, p, started, nil, cmp.Or(b.why, "switch "+b.id))
+		if !again {
 			return rec, err
-		case errors.Is(err, store.ErrConflict):
-			conflict = err // perhaps only of a rule above: look again
-			continue
-		case errors.Is(err, store.ErrUnknown):
-			return s.settle(ctx, rec, err)
 		}
-		return nil, err
+		conflict = err // perhaps only of a rule above: look again
 	}
 	return nil, conflict
+}
+
+// writeItem writes the move of one item that p has planned, with its record. again tells that somebody was faster, and nothing was written.
+func (s *Server) writeItem(ctx context.Context, b *batch, it *item, p *planner, started time.Time, facts *switching.FailoverFacts, why string) (done *switching.Record, again bool, err error) {
+	rec, err := s.record(ctx, b, it, p, started)
+	if err != nil {
+		return nil, false, err
+	}
+	rec.Failover = facts
+	written, err := s.write(ctx, p, rec, b.who, why)
+	switch {
+	case written > 0:
+		return rec, false, err
+	case errors.Is(err, store.ErrConflict):
+		return nil, true, err
+	case errors.Is(err, store.ErrUnknown):
+		done, err = s.settle(ctx, rec, err)
+		return done, false, err
+	}
+	return nil, false, err
 }
 
 // errAlreadyThere ends an item that somebody else moved to the same cluster.

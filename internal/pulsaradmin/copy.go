@@ -57,15 +57,8 @@ const (
 
 // Copy copies what is there when it is called, up to about limit entries, and tells how many it has copied.
 func (c *Copier) Copy(ctx context.Context, limit int64) (copied int64, err error) {
-	if err := c.from.load(ctx); err != nil {
-		return 0, err
-	}
-	last, any, err := c.from.last(ctx)
-	if err != nil || !any || !c.boundary.Before(last.Position) {
-		return 0, err
-	}
-	done, err := c.done(ctx)
-	if err != nil || !done.Before(last.Position) {
+	last, done, ok, err := c.pending(ctx)
+	if err != nil || !ok {
 		return 0, err
 	}
 	to := c.to.side.(*remote)
@@ -191,17 +184,23 @@ func (c *Copier) copyOf(e Entry, body []byte) ([]byte, error) {
 	return frame, nil
 }
 
-// Missing is how many entries, markers included, the second cluster has no copy of, as of now.
-func (c *Copier) Missing(ctx context.Context) (int64, error) {
+// pending reads both logs: last is the last message of the first cluster, done what the second one has of it already. ok is false when that is all.
+func (c *Copier) pending(ctx context.Context) (last Entry, done Position, ok bool, err error) {
 	if err := c.from.load(ctx); err != nil {
-		return 0, err
+		return last, done, false, err
 	}
 	last, any, err := c.from.last(ctx)
 	if err != nil || !any || !c.boundary.Before(last.Position) {
-		return 0, err
+		return last, done, false, err
 	}
-	done, err := c.done(ctx)
-	if err != nil || !done.Before(last.Position) {
+	done, err = c.done(ctx)
+	return last, done, err == nil && done.Before(last.Position), err
+}
+
+// Missing is how many entries, markers included, the second cluster has no copy of, as of now.
+func (c *Copier) Missing(ctx context.Context) (int64, error) {
+	last, done, ok, err := c.pending(ctx)
+	if err != nil || !ok {
 		return 0, err
 	}
 	return c.from.in.Index(Position{last.Position.Ledger, last.Position.Entry + 1}) - c.from.in.Index(Position{done.Ledger, done.Entry + 1}), nil
