@@ -142,6 +142,11 @@ func (s *Server) failoverOrder(ctx context.Context, r *SwitchRequest) (switching
 		return o, &Error{Code: CodeBadRequest, Message: "no target cluster is named", Remedy: "add --to CLUSTER"}
 	case r.Subscriptions != "" && r.Subscriptions != subscriptionsNone && r.Subscriptions != "create":
 		return o, &Error{Code: CodeBadRequest, Message: fmt.Sprintf("--subscriptions is %q", r.Subscriptions), Remedy: "leave it out to have those made that the new cluster lacks, or write none"}
+	case r.Prefix != "" || r.Percent != 0: // never everything in place of a part
+		return o, &Error{
+			Code: CodeUnsupportedMode, Message: "a failover moves topics by name, a whole namespace, or everything on the cluster that is dead, and no prefix or share of them",
+			Remedy: "leave --prefix and --percent out; or name the topics with --topics-from FILE",
+		}
 	case len(r.Topics) > maxFailoverTopics:
 		return o, &Error{Code: CodeBadRequest, Message: fmt.Sprintf("%d topics are more than the %d that one failover names", len(r.Topics), maxFailoverTopics), Remedy: "name them in several commands; or --namespace, or --from for everything on the cluster"}
 	case len(r.Topics) == 0 && r.Namespace == "" && r.From == "":

@@ -187,6 +187,24 @@ func TestANamespaceMovesWhatOfItIsOnTheDeadCluster(t *testing.T) {
 	})
 }
 
+// What narrows a planned switch down must not be passed over: the rest would move as well.
+func TestAFailoverOfAPartIsRefusedAndNotOneOfEverything(t *testing.T) {
+	in(t, func(t *testing.T, r *rig) {
+		r.dead(t)
+		admintest.LeadFailovers(t, r.stores["p1"], r.proxies["p1"], r.servers["p1"])
+		for _, change := range []func(*admin.SwitchRequest){
+			func(q *admin.SwitchRequest) { q.Prefix = "acme/stock/eu-" },
+			func(q *admin.SwitchRequest) { q.Namespace, q.Percent = "acme/orders", 1 },
+		} {
+			req := failover("a", "b")
+			change(&req)
+			_, err := r.client("p1").StartSwitch(t.Context(), req)
+			refused(t, err, admin.CodeUnsupportedMode, "no prefix or share")
+			r.expect(topic1, "a", 0)
+		}
+	})
+}
+
 // A planned switch of a topic whose cluster dies is aborted, and the failover goes on from there.
 func TestAFailoverAbortsAPlannedSwitchAndGoesOn(t *testing.T) {
 	in(t, func(t *testing.T, r *rig) {
