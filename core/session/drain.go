@@ -128,7 +128,7 @@ type reader struct {
 	tail route.Tail
 	had  bool      // its last message was delivered
 	some bool      // since due was set
-	due  time.Time // when it is closed
+	due  time.Time // when it is closed, or its broker is asked
 }
 
 // readerStay is what is remembered of a reader that was closed and will come back.
@@ -156,9 +156,12 @@ func (m *moving) readerOf(full, name string) readerStay {
 	return m.readers[subscriptionKey{full, name}]
 }
 
-// watchReader has a reader closed in time that was let to the cluster that its topic is leaving.
-func (h *handle) watchReader(now time.Time, tail route.Tail) {
+// watchReader has a reader closed in time that was let to the cluster that its topic is leaving, with the id that it wants to start with.
+func (h *handle) watchReader(now time.Time, tail route.Tail, start *pulsarpb.MessageIdData) {
 	h.reader = &reader{tail: tail, due: now.Add(readerIdle)}
+	if real, _, ok := codec.SplitLedger(start.GetLedgerId()); ok && (route.Tail{Ledger: int64(real), Entry: int64(start.GetEntryId())}) == tail {
+		h.reader.due = now.Add(readerPause) // most have had it
+	}
 	h.judged = true
 	h.s.sh.timers.sooner(&h.s.timer, h.reader.due)
 	h.s.makeAside().readers++
@@ -251,6 +254,9 @@ func (s *Session) lookAtReaders(now time.Time) (next time.Time) {
 				}})))
 			}
 			r.some, r.due = false, now.Add(readerIdle)
+			if h.state == handleCreating {
+				r.due = now.Add(readerPause)
+			}
 		}
 		if next.IsZero() || r.due.Before(next) {
 			next = r.due

@@ -192,7 +192,7 @@ func (s *Session) admit(now time.Time, frame []byte, name string, req, id uint64
 			h.watch(m)
 		case h.fleeting && at.cluster != d.Cluster:
 			tail, _ := drainTail(topic, d)
-			h.watchReader(now, tail)
+			h.watchReader(now, tail, c.GetStartMessageId())
 		}
 	}
 	return h, true
