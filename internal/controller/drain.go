@@ -1,12 +1,14 @@
 package controller
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"pointsman/core/route"
 	"pointsman/core/switching"
@@ -17,7 +19,7 @@ import (
 // record's To; here old and new are always the record's From and To.
 type Drainer interface {
 	Topic
-	// Drained is what is left on the old cluster: for the judgement, and for people.
+	// Drained is what is left on the old cluster: for the judgement, and for people. ErrRevived: a subscription stood still there, and something was done about it.
 	Drained(ctx context.Context) (switching.Drained, []switching.Left, error)
 	// Returnable names who has had a message on the new cluster that was published there since the flip.
 	Returnable(ctx context.Context) (had string, err error)
@@ -25,6 +27,9 @@ type Drainer interface {
 	// much is not copied yet.
 	CopyBack(ctx context.Context, d route.Drain, all bool) (copied, left int64, err error)
 }
+
+// ErrRevived says that the old cluster did not deliver what is left, and was made to.
+var ErrRevived = errors.New("a subscription stood still")
 
 const (
 	// copyAtOnce is how many entries of a partition are copied by one step while producers go on.
@@ -209,6 +214,9 @@ func (t *drainTopic) Drained(ctx context.Context) (switching.Drained, []switchin
 	durable, readers, err := t.watch.Look(ctx)
 	if err != nil {
 		return switching.Drained{}, nil, err
+	}
+	if said, err := t.watch.Revive(ctx, time.Now()); said != "" || err != nil {
+		return switching.Drained{}, nil, cmp.Or(err, fmt.Errorf("%w: %s", ErrRevived, said))
 	}
 	var found switching.Drained
 	var left []switching.Left

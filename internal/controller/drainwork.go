@@ -54,6 +54,9 @@ func (d *driver) onDrain(ctx context.Context, step switching.Step) (r switching.
 	case switching.WorkDrained:
 		var left []switching.Left
 		if r.Drained, left, err = t.Drained(ctx); err != nil {
+			if errors.Is(err, ErrRevived) {
+				d.log.Warn("a drain stood still", "err", err)
+			}
 			d.tellTrouble(ctx, err)
 			return r, err
 		}

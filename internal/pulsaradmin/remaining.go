@@ -35,13 +35,29 @@ type Watch struct {
 	views  []*view
 	// real remembers, by partition and subscription, the backlog that has a message in it: nobody publishes there, so that it is so as long as the number stays.
 	real []map[string]int64
+	// stalls are, by partition, the subscriptions that the last Look found at a standstill.
+	stalls   []map[string]stall
+	patience time.Duration // how long the next one may last
 }
+
+// stall is a subscription that nothing is delivered of although its consumers ask, and have nothing in hand. Brokers (3.0.0 was seen to) leave key-shared ones so now and
+// then when their consumers have reconnected, until the next message is published: of a topic that drains there is none.
+type stall struct {
+	backlog int64
+	since   time.Time
+}
+
+const (
+	// stallLimit is how long a subscription may stand still before its topic is loaded anew; it doubles each time, up to stallMost.
+	stallLimit = 10 * time.Second
+	stallMost  = 10 * time.Minute
+)
 
 // NewWatch watches the partitions (full names) of a topic.
 func NewWatch(c *Client, topics []string) *Watch {
-	w := &Watch{c: c, topics: topics, views: make([]*view, len(topics)), real: make([]map[string]int64, len(topics))}
+	w := &Watch{c: c, topics: topics, views: make([]*view, len(topics)), real: make([]map[string]int64, len(topics)), stalls: make([]map[string]stall, len(topics)), patience: stallLimit}
 	for i, topic := range topics {
-		w.views[i], w.real[i] = newView(&remote{Client: c, topic: topic}), map[string]int64{}
+		w.views[i], w.real[i], w.stalls[i] = newView(&remote{Client: c, topic: topic}), map[string]int64{}, map[string]stall{}
 	}
 	return w
 }
@@ -74,8 +90,51 @@ func (w *Watch) Look(ctx context.Context) (durable, readers []Remaining, err err
 	}); err != nil {
 		return nil, nil, err
 	}
+	for i := range stats {
+		w.noteStalls(i, stats[i].Subscriptions, time.Now())
+	}
 	durable, readers = remaining(stats)
 	return durable, readers, nil
+}
+
+func (w *Watch) noteStalls(i int, subs map[string]SubscriptionStats, now time.Time) {
+	before := w.stalls[i]
+	w.stalls[i] = map[string]stall{}
+	for name, s := range subs {
+		if !s.Durable || reserved(name) || s.Type != "Shared" && s.Type != "Key_Shared" || s.Unacked != 0 || s.Delayed > 0 || s.Backlog == 0 ||
+			!slices.ContainsFunc(s.Consumers, func(c Consumer) bool { return c.Permits > 0 }) {
+			continue
+		}
+		still := stall{backlog: s.Backlog, since: now}
+		if b, ok := before[name]; ok && b.backlog == s.Backlog {
+			still = b
+		}
+		w.stalls[i][name] = still
+	}
+}
+
+// Revive has the broker load those partitions anew that have stood still for too long, by the last Look, and says so. Consumers reconnect, and get again what they have
+// in hand of other subscriptions; "" when nothing had to be done.
+func (w *Watch) Revive(ctx context.Context, now time.Time) (said string, err error) {
+	for i, topic := range w.topics {
+		for _, name := range slices.Sorted(maps.Keys(w.stalls[i])) {
+			s := w.stalls[i][name]
+			if now.Sub(s.since) < w.patience {
+				continue
+			}
+			said = fmt.Sprintf("the broker of cluster %s has delivered nothing of subscription %s of %s for %s, although its consumers ask for the %d entries that are left: the topic was loaded anew there",
+				w.c.Cluster(), name, topic, now.Sub(s.since).Round(time.Second), s.backlog)
+			if err = w.c.Evict(ctx, topic); err != nil {
+				return "", fmt.Errorf("%s: subscription %s stands still, and the topic cannot be loaded anew: %w", topic, name, err)
+			}
+			clear(w.stalls[i])
+			break
+		}
+	}
+	if said != "" {
+		w.patience = min(2*w.patience, stallMost)
+	}
+	return said, nil
 }
 
 // listed tells whether the namespace's list of topics has one.

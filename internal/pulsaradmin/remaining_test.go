@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"pointsman/codec"
 	"pointsman/codec/pulsarpb"
@@ -43,6 +44,55 @@ func TestWhatIsLeftIsCountedOverAllPartitionsAndReadersApart(t *testing.T) {
 	}
 	if r := readers[0]; r.Name != "reader-1" || len(r.Consumers) != 2 {
 		t.Errorf("reader: %+v", r)
+	}
+}
+
+// A broker of 3.0.0 was seen to deliver nothing more of a key-shared subscription whose consumers had reconnected, until something was published.
+func TestASubscriptionThatStandsStillIsRevived(t *testing.T) {
+	const standing = `{"subscriptions":{"orders":{"isDurable":true,"type":"Key_Shared","msgBacklog":23,"consumers":[{"consumerName":"c0","availablePermits":0},{"consumerName":"c1","availablePermits":979}]}}}`
+	for _, c := range []struct {
+		name, stats string
+		revived     bool
+	}{
+		{"nothing is delivered", standing, true},
+		{"shared", strings.Replace(standing, "Key_Shared", "Shared", 1), true},
+		{"messages are in hand", strings.Replace(standing, `"consumers"`, `"unackedMessages":1,"consumers"`, 1), false},
+		{"brokers do not count what is in hand of the others", strings.Replace(standing, "Key_Shared", "Failover", 1), false},
+		{"nobody asks", strings.Replace(standing, "979", "0", 1), false},
+		{"messages are delayed", strings.Replace(standing, `"consumers"`, `"msgDelayed":23,"consumers"`, 1), false},
+		{"a reader", strings.Replace(standing, `"isDurable":true`, `"isDurable":false`, 1), false},
+		{"one's own", strings.Replace(standing, `"orders"`, `"pulsar.dedup"`, 1), false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			unloads := 0
+			url := serveFunc(t, func(w http.ResponseWriter, r *http.Request) {
+				if r.Method == http.MethodPut && strings.HasSuffix(r.URL.Path, "/unload") {
+					unloads++
+				}
+				_, _ = w.Write([]byte(c.stats))
+			})
+			w := NewWatch(client(t, url), []string{someTopic})
+			defer w.Close()
+			look := func(after time.Duration) {
+				t.Helper()
+				if _, _, err := w.Look(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				before := unloads
+				said, err := w.Revive(t.Context(), time.Now().Add(after))
+				if err != nil || (said != "") != (unloads > before) || said != "" && !strings.Contains(said, "nothing of subscription orders of "+someTopic) {
+					t.Fatalf("revive says %q, %v; the topic was unloaded %d times", said, err, unloads)
+				}
+			}
+			look(9 * time.Second)
+			early := unloads
+			look(11 * time.Second)
+			once := unloads
+			look(19 * time.Second) // twice as long the next time
+			if wait := unloads; early != 0 || (once == 1) != c.revived || wait != once {
+				t.Errorf("unloaded %d times within 9 s, %d within 11, %d within 19 more", early, once, wait)
+			}
+		})
 	}
 }
 
