@@ -107,6 +107,8 @@ func (e Evicted) Add(o Evicted) Evicted {
 type Assigned struct {
 	Cluster string            // whose brokers they are
 	Brokers map[string]string // full topic name → logical broker address
+	// Dead is the cluster that is left because it is dead (a failover): nothing that it owes is waited for. "" when none is.
+	Dead string
 }
 
 // eviction is one call of Evict or Review under way.
@@ -123,6 +125,7 @@ type eviction struct {
 // them were told; it may be called before Evict returns. What waits for the end of a fence is released: lookups are asked of the cluster that the map names now.
 func (sh *Shard) Evict(now time.Time, base string, assigned Assigned, done func(Evicted)) {
 	sh.follow(now, base, assigned, done)
+	sh.sweep.note(now, assigned.Dead)
 }
 
 // Review is Evict for every topic: a rule has changed. It looks at some topics a step, for there may be more than a loop may look at without
@@ -135,6 +138,7 @@ func (sh *Shard) Review(now time.Time, assigned Assigned, done func(Evicted)) {
 		r.topics = append(r.topics, t)
 	}
 	r.fire(now)
+	sh.sweep.note(now, assigned.Dead)
 }
 
 // review is one call of Review under way.
@@ -231,6 +235,10 @@ func (e *evictor) fire(now time.Time) {
 		case h.stays():
 			e.credit++
 			h.s.spare(now, h)
+		case h.leftForDead():
+			l := h.leg
+			h.s.finish(now, h, true)
+			h.s.leaveDead(now, l)
 		default:
 			h.s.startEviction(now, h)
 		}

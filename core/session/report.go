@@ -78,6 +78,7 @@ const (
 	CauseBrokerSilent
 	CauseBrokerFrame
 	CauseShutdown
+	CauseClusterDead
 	causeCount
 )
 
@@ -115,6 +116,7 @@ var causes = [causeCount]causeInfo{
 	CauseBrokerSilent:       {SideBroker, "silent", true},
 	CauseBrokerFrame:        {SideBroker, "malformed_frame", true},
 	CauseShutdown:           {SideProxy, "shutdown", true},
+	CauseClusterDead:        {SideProxy, "cluster_dead", true},
 }
 
 // Causes lists every cause, for registries that want each of them to exist from the start.

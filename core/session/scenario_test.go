@@ -39,7 +39,7 @@ var rewrite = flag.Bool("rewrite", false, "write what the scenarios do now into 
 //	tick 30s
 //	map TOPIC CLUSTER | rule SCOPE CLUSTER    the map changes (no eviction yet)
 //	evict TOPIC [FULL=BROKER ...] | review [FULL=BROKER ...]    as the watcher of the map would ask; the brokers are
-//	                              those of the cluster that the map names now
+//	                              those of the cluster that the map names now; dead=CLUSTER: that is left for dead
 //	state TOPIC prepared|fenced|active        the map says so of the topic, which stays on its cluster
 //	draining TOPIC FROM TO LEDGER:ENTRY[,...] SUBSCRIPTION ... [>SUBSCRIPTION ...]    the map says so of the topic: FROM is left with that tail, and the
 //	                              subscriptions still read it; > marks one that is leaving
@@ -394,6 +394,10 @@ func (p *player) assigned(words []string) Assigned {
 	to := Assigned{Brokers: map[string]string{}}
 	for _, w := range words {
 		full, broker, _ := strings.Cut(w, "=")
+		if full == "dead" {
+			to.Dead = broker
+			continue
+		}
 		to.Cluster, to.Brokers[full] = p.sh.mappedCluster(full), broker
 	}
 	return to
@@ -495,7 +499,11 @@ func (p *player) perform() {
 					p.note("%s dial %s", name, op.Addr)
 				}
 			case OpClose:
-				p.note("close %s", name)
+				if l, ok := p.endpoints[name].(*leg); ok && l.cut && !op.Flush {
+					p.note("cut %s", name)
+				} else {
+					p.note("close %s", name)
+				}
 				delete(p.endpoints, name)
 			case OpPause:
 				p.held[name] = true

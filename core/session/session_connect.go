@@ -91,6 +91,7 @@ type leg struct {
 	broker   string // logical address
 	ready    bool   // the broker has said CONNECTED
 	dead     bool
+	cut      bool   // its broker gets nothing any more, not even what waits to be sent
 	paused   bool // the loop does not read it now, for a full peer
 	held     bool // we asked the loop not to read it: another leg has the client's side
 	pinged   bool
@@ -275,11 +276,11 @@ func (l *leg) flushDeferred() {
 	}
 }
 
-// close ends the leg; what the client sent before is still sent.
+// close ends the leg; what the client sent before is still sent, unless it is cut.
 func (l *leg) close() {
 	l.dead = true
 	if l.conn != 0 {
-		l.s.sh.ops = append(l.s.sh.ops, Op{Kind: OpClose, Conn: l.conn, Flush: true})
+		l.s.sh.ops = append(l.s.sh.ops, Op{Kind: OpClose, Conn: l.conn, Flush: !l.cut})
 		l.conn = 0
 	}
 }

@@ -293,7 +293,7 @@ func (l *leg) fail(now time.Time, cause Cause, text string) {
 	for _, p := range waiting {
 		switch {
 		case p.over || s.state != stateBridged:
-		case cause == CauseBrokerError: // asking again would not help
+		case cause == CauseBrokerError, cause == CauseClusterDead: // asking again would not help
 			p.giveUpOn(now, RefusedClusterUnreachable, where+text)
 		default:
 			s.findFar(now, p, where+text)

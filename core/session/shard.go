@@ -74,6 +74,7 @@ type Shard struct {
 	parking  parking
 	evict    evictor
 	aging    aging
+	sweep    sweeper
 	pool     pool
 }
 
@@ -91,6 +92,7 @@ func NewShard(cfg *Config, loop int, seed uint64) *Shard {
 	sh.evict.init(sh)
 	sh.parking.init(sh)
 	sh.aging.init(sh)
+	sh.sweep.init(sh)
 	sh.pool.init(sh)
 	sh.carrying.init(sh)
 	return sh

@@ -371,7 +371,11 @@ func (k *mapKeeper) assigned(ctx context.Context, switchID string) session.Assig
 	if r.Return && (r.State == switching.StateEvicting || r.State.Over()) {
 		return session.Assigned{Cluster: r.From, Brokers: r.Assigned} // its flip led back
 	}
-	return session.Assigned{Cluster: r.To, Brokers: r.Assigned}
+	a := session.Assigned{Cluster: r.To, Brokers: r.Assigned}
+	if r.Failover != nil {
+		a.Dead = r.From
+	}
+	return a
 }
 
 // later runs f on a worker; when all are busy the watch waits.
