@@ -205,11 +205,16 @@ func TestAFailoverOfAPartIsRefusedAndNotOneOfEverything(t *testing.T) {
 	})
 }
 
-// A planned switch of a topic whose cluster dies is aborted, and the failover goes on from there.
+// A planned switch of a topic whose cluster dies is aborted, and the failover goes on from there; a cluster that hangs keeps nobody waiting.
 func TestAFailoverAbortsAPlannedSwitchAndGoesOn(t *testing.T) {
+	t.Run("refuses", func(t *testing.T) { testAFailoverInAFence(t, (*admintest.Topic).Fail) })
+	t.Run("hangs", func(t *testing.T) { testAFailoverInAFence(t, (*admintest.Topic).Hang) })
+}
+
+func testAFailoverInAFence(t *testing.T, dies func(c *admintest.Topic, work string)) {
 	in(t, func(t *testing.T, r *rig) {
 		topic := &admintest.Topic{}
-		topic.Fail("tail") // the old cluster dies in the fence
+		dies(topic, "tail") // the old cluster, in the fence
 		admintest.Lead(t, r.st.Join(), "p1", topic)
 		admintest.LeadFailovers(t, r.stores["p1"], r.proxies["p1"], r.servers["p1"])
 		planned := must(t)(r.client("p1").StartSwitch(t.Context(), plan("c", topic1)))
@@ -226,9 +231,13 @@ func TestAFailoverAbortsAPlannedSwitchAndGoesOn(t *testing.T) {
 		if len(dry.Failover.Aborts) == 0 || !strings.Contains(strings.Join(dry.Failover.Aborts, "; "), planned.ID) {
 			t.Errorf("the plan does not name what is aborted: %v", dry.Failover.Aborts)
 		}
+		began := time.Now()
 		st := must(t)(r.switchAndWait(failover("a", "b", topic1, topic2)))
 		if !st.Done() || st.Total != 2 {
 			t.Fatalf("status = %+v, %+v", st, st.Order)
+		}
+		if took := time.Since(began); took > 4*time.Second { // the fence has eight left
+			t.Errorf("the failover waited %v for a call to the dead cluster", took)
 		}
 		for _, id := range []string{planned.ID, waiting.ID} {
 			if rec, err := r.st.Switch(t.Context(), id); err != nil || rec.State != switching.StateAborted {

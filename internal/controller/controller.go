@@ -329,7 +329,7 @@ func (d *driver) drive(ctx context.Context) {
 			d.c.began(step)
 		}
 		began := time.Now()
-		r := d.do(ctx, step, machine.Deadline())
+		r, cut := d.do(ctx, step, machine.Deadline(), !aborting)
 		r.Began = began
 		took := time.Since(began)
 		d.note(step, r, took)
@@ -338,6 +338,8 @@ func (d *driver) drive(ctx context.Context) {
 		}
 		machine.Observe(time.Now(), step, r)
 		switch {
+		case cut:
+			aborting, machine = true, switching.NewController(d.rec)
 		case r.Answer == switching.Conflict || r.Answer == switching.Unknown:
 			// The map is read again, and mostly that is it. What is refused again and again must not become a storm on the store.
 			if refused++; refused > 1 {
@@ -368,6 +370,36 @@ func (d *driver) abortWanted(ctx context.Context) bool {
 	defer cancel()
 	rec, err := d.c.cfg.Store.Switch(ctx, d.key.Switch)
 	return err == nil && rec.Wish == switching.WishAbort // of the next attempt too: then this one is over
+}
+
+// unlessAborted has ctx end as soon as the operator, or a failover, wants the switch to be given up: a cluster that hangs would keep the topic fenced until the deadline
+// of the step. end has to be called; it tells whether that has happened.
+func (d *driver) unlessAborted(ctx context.Context) (_ context.Context, end func() (wanted bool)) {
+	ctx, cancel := context.WithCancel(ctx)
+	looked, wanted, done := false, false, make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			select {
+			case <-d.looks:
+				looked = true
+				if wanted = d.abortWanted(ctx); wanted {
+					cancel()
+					return
+				}
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	return ctx, func() bool {
+		cancel()
+		<-done
+		if looked && !wanted {
+			d.look() // whoever waits next wants to know as well
+		}
+		return wanted
+	}
 }
 
 // prepare does before the first write what would prolong the hold later: the clusters are asked which brokers have the topic, and the

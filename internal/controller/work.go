@@ -11,33 +11,39 @@ import (
 	"pointsman/store"
 )
 
-// do performs one step. It never repeats a write by itself. by, when not zero, is until when the clusters may take.
-func (d *driver) do(ctx context.Context, step switching.Step, by time.Time) switching.Report {
+// do performs one step. It never repeats a write by itself. by, when not zero, is until when the clusters may take. With watch a step on the clusters ends, as cut, when
+// the switch is to be given up.
+func (d *driver) do(ctx context.Context, step switching.Step, by time.Time, watch bool) (r switching.Report, cut bool) {
 	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
 	defer cancel()
 	switch step.Work {
 	case switching.WorkRead:
-		return d.read(ctx)
+		return d.read(ctx), false
 	case switching.WorkWrite:
-		return d.write(ctx, step)
+		return d.write(ctx, step), false
 	case switching.WorkRecord:
-		return d.record(ctx, step)
+		return d.record(ctx, step), false
 	case switching.WorkSurvey:
-		return d.survey(ctx)
+		return d.survey(ctx), false
 	}
 	if !by.IsZero() {
 		// A call that hangs must not keep the topic fenced.
 		ctx, cancel = context.WithDeadline(ctx, by)
 		defer cancel()
 	}
+	if watch {
+		watched, end := d.unlessAborted(ctx)
+		ctx = watched
+		defer func() { cut = end() }()
+	}
 	if err := d.open(ctx); err != nil {
 		r := notYet(err)
 		if errors.Is(err, ErrHopeless) {
 			r.Answer = switching.Never
 		}
-		return r
+		return r, false
 	}
-	return d.onClusters(ctx, step)
+	return d.onClusters(ctx, step), false
 }
 
 func notYet(err error) switching.Report {

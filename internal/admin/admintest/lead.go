@@ -17,32 +17,44 @@ import (
 
 // Topic is both clusters of a planned switch, as they should be. A test may have one of its works fail, by the name that receipts have for it.
 type Topic struct {
-	mu   sync.Mutex
-	fail string // guarded by mu
+	mu    sync.Mutex
+	fail  string // guarded by mu
+	hangs bool   // guarded by mu: rather than fail, the work has no answer
 }
 
 // Fail has a work fail from now on; "" has none.
 func (t *Topic) Fail(work string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.fail = work
+	t.fail, t.hangs = work, false
 }
 
-func (t *Topic) done(work string) error {
+// Hang has a work not return before its context ends.
+func (t *Topic) Hang(work string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.fail == work {
-		return errors.New("cluster a: " + work + ": no answer")
+	t.fail, t.hangs = work, true
+}
+
+func (t *Topic) done(ctx context.Context, work string) error {
+	t.mu.Lock()
+	fails, hangs := t.fail == work, t.hangs
+	t.mu.Unlock()
+	if !fails {
+		return nil
 	}
-	return nil
+	if hangs {
+		<-ctx.Done()
+	}
+	return errors.New("cluster a: " + work + ": no answer")
 }
 
 // Warm, Evict, Tail, Replicated, Carry, ReadBack, Since, Verify and Close are controller.Topic.
 
-func (t *Topic) Warm(context.Context) error  { return t.done("warm up") }
-func (t *Topic) Evict(context.Context) error { return t.done("evict") }
-func (t *Topic) Tail(context.Context) (string, error) {
-	return "t=7:41", t.done("tail")
+func (t *Topic) Warm(ctx context.Context) error  { return t.done(ctx, "warm up") }
+func (t *Topic) Evict(ctx context.Context) error { return t.done(ctx, "evict") }
+func (t *Topic) Tail(ctx context.Context) (string, error) {
+	return "t=7:41", t.done(ctx, "tail")
 }
 
 // Replicated takes a moment, so that the topic is held for some time.
@@ -51,17 +63,17 @@ func (t *Topic) Replicated(ctx context.Context, _ string) (string, error) {
 	case <-time.After(time.Millisecond):
 	case <-ctx.Done():
 	}
-	return "", t.done("replicated")
+	return "", t.done(ctx, "replicated")
 }
-func (t *Topic) Carry(context.Context) ([]switching.Carried, error) {
-	return []switching.Carried{{Topic: "t", Subscription: "s", How: "source position", First: "9:42", Holes: 2, Backlog: 7, Unacked: 3}}, t.done("carry")
+func (t *Topic) Carry(ctx context.Context) ([]switching.Carried, error) {
+	return []switching.Carried{{Topic: "t", Subscription: "s", How: "source position", First: "9:42", Holes: 2, Backlog: 7, Unacked: 3}}, t.done(ctx, "carry")
 }
-func (t *Topic) ReadBack(context.Context) (string, error) { return "", t.done("read back") }
-func (t *Topic) Since(context.Context, string) (string, []switching.Publisher, error) {
-	return "", nil, t.done("tail again")
+func (t *Topic) ReadBack(ctx context.Context) (string, error) { return "", t.done(ctx, "read back") }
+func (t *Topic) Since(ctx context.Context, _ string) (string, []switching.Publisher, error) {
+	return "", nil, t.done(ctx, "tail again")
 }
-func (t *Topic) Verify(context.Context, string) (controller.Verified, error) {
-	return controller.Verified{Tail: map[string]string{"t": "7:41"}, First: map[string]string{"t": "9:41"}, Text: "the last 100 messages are there"}, t.done("verify")
+func (t *Topic) Verify(ctx context.Context, _ string) (controller.Verified, error) {
+	return controller.Verified{Tail: map[string]string{"t": "7:41"}, First: map[string]string{"t": "9:41"}, Text: "the last 100 messages are there"}, t.done(ctx, "verify")
 }
 func (t *Topic) Close() {}
 
