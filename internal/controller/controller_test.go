@@ -162,7 +162,9 @@ func (w *world) run(c *Controller, id string) (switching.Record, route.Entry) {
 		stop()
 		<-ended
 	}()
-	return w.await(id)
+	rec, e := w.await(id)
+	synctest.Wait() // what follows the last write of the record is done as well
+	return rec, e
 }
 
 func (w *world) await(id string) (switching.Record, route.Entry) {
