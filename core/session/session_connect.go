@@ -91,7 +91,7 @@ type leg struct {
 	broker   string // logical address
 	ready    bool   // the broker has said CONNECTED
 	dead     bool
-	cut      bool   // its broker gets nothing any more, not even what waits to be sent
+	cut      bool // its broker gets nothing any more, not even what waits to be sent
 	paused   bool // the loop does not read it now, for a full peer
 	held     bool // we asked the loop not to read it: another leg has the client's side
 	pinged   bool

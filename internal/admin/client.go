@@ -206,9 +206,13 @@ func (c *Client) wait(ctx context.Context, id string, seen func(SwitchStatus), e
 	}
 }
 
-// Salvage lists what the old cluster of a switch holds that the new one never got.
-func (c *Client) Salvage(ctx context.Context, id string, limit int) (switching.Salvage, error) {
-	return get[switching.Salvage](ctx, c, "/api/v1/switches/"+url.PathEscape(id)+"/salvage", url.Values{"limit": {strconv.Itoa(limit)}})
+// Salvage lists what the old cluster of a switch holds that the new one never got: limit messages behind after, the Next of an answer before; "" for the first ones.
+func (c *Client) Salvage(ctx context.Context, id string, limit int, after string) (switching.Salvage, error) {
+	q := url.Values{"limit": {strconv.Itoa(limit)}}
+	if after != "" {
+		q.Set("after", after)
+	}
+	return get[switching.Salvage](ctx, c, "/api/v1/switches/"+url.PathEscape(id)+"/salvage", q)
 }
 
 // Running tells whether the switch has not ended yet.

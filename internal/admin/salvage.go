@@ -2,6 +2,7 @@ package admin
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -12,9 +13,9 @@ import (
 )
 
 const (
-	// defaultSalvage is how many messages a salvage lists unless it is told, maxSalvageLimit the most.
+	// defaultSalvage is how many messages a page of a salvage lists unless it is told, maxSalvageLimit the most.
 	defaultSalvage  = 100
-	maxSalvageLimit = 100_000
+	maxSalvageLimit = 10_000
 )
 
 // handleSalvage answers GET /switches/{id}/salvage for the id of one switch, or of a command that moved several.
@@ -39,7 +40,7 @@ func (s *Server) handleSalvage(ctx context.Context, r *http.Request) (any, error
 			return nil, &Error{Code: CodeClusterDown, Message: fmt.Sprintf("cluster %s does not answer: %s", from, c.Detail), Remedy: "what it holds can be told when it is back; what was known of it is in `pointsman switch status`"}
 		}
 	}
-	request := switching.SalvageRequest{From: from, To: to, Limit: limit}
+	request := switching.SalvageRequest{From: from, To: to, Limit: limit, After: r.URL.Query().Get("after")}
 	for _, rec := range records {
 		switch {
 		case rec.From != from || rec.To != to || rec.Flipped.IsZero() && rec.Mode != switching.ModeDrain:
@@ -62,5 +63,9 @@ func (s *Server) handleSalvage(ctx context.Context, r *http.Request) (any, error
 		t, err := route.ParseTopic(base)
 		return err == nil && (slices.Contains(named, base) || p.table.Decide(t, p.def).Cluster == to)
 	}
-	return s.salvage(ctx, request)
+	found, err := s.salvage(ctx, request)
+	if errors.Is(err, switching.ErrSalvageCursor) {
+		return nil, &Error{Code: CodeBadRequest, Message: "after: " + err.Error(), Remedy: "or leave it out for the first page"}
+	}
+	return found, err
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sort"
 	"strings"
 	"sync"
 	"time"
@@ -23,64 +24,210 @@ const (
 	maxSalvaged = 10_000
 )
 
-// Salvage lists what the old cluster, which is back, holds of topics that moved and that the new one never got. Nothing is changed anywhere. What ctx leaves no
-// time for is among the unread.
+// Salvage lists what the old cluster, which is back, holds of topics that moved and that the new one never got: the first page with a count of all, others with what follows.
+// Nothing is changed anywhere. What ctx leaves no time for is among the unread.
 func Salvage(ctx context.Context, clients map[string]*pulsaradmin.Client, r switching.SalvageRequest) (switching.Salvage, error) {
-	s := switching.Salvage{From: r.From, To: r.To, Topics: []switching.SalvageTopic{}, At: time.Now().UTC()}
 	from, to := clients[r.From], clients[r.To]
 	for name, c := range map[string]*pulsaradmin.Client{r.From: from, r.To: to} {
 		if c == nil {
-			return s, fmt.Errorf("cluster %s %w; set clusters.%s.web_url", name, ErrNoAdmin, name)
+			return switching.Salvage{}, fmt.Errorf("cluster %s %w; set clusters.%s.web_url", name, ErrNoAdmin, name)
 		}
 	}
 	topics, err := salvageTopics(ctx, from, r)
 	if err != nil {
-		return s, err
+		return switching.Salvage{}, err
 	}
-	var mu sync.Mutex
-	unread := func(topic string, err error) {
-		mu.Lock()
-		defer mu.Unlock()
-		if len(s.Unread) < switching.MaxFailoverNames {
-			s.Unread = append(s.Unread, topic+": "+err.Error())
-		}
+	return salvagePage(ctx, r, topics, salvor{
+		partitions: from.Partitions,
+		look: func(ctx context.Context, topic string, page pulsaradmin.Page) (looked, error) {
+			return salvageOne(ctx, topic, from, to, page)
+		},
+	})
+}
+
+// salvor is what a page asks of the clusters.
+type salvor struct {
+	partitions func(ctx context.Context, base string) (int, error)
+	look       func(ctx context.Context, topic string, page pulsaradmin.Page) (looked, error)
+}
+
+// looked is what is missing of one partition.
+type looked struct {
+	switching.SalvageTopic
+	seen pulsaradmin.Position // up to where was looked
+	more bool                 // there is something behind it
+}
+
+// salvageCursor is where the next page begins: behind a position of a partition. Its text is "PARTITION@LEDGER:ENTRY".
+type salvageCursor struct {
+	base  string
+	topic route.Topic
+	at    pulsaradmin.Position
+}
+
+func parseSalvageCursor(text string) (c salvageCursor, err error) {
+	if text == "" {
+		return salvageCursor{at: pulsaradmin.NoPosition}, nil
 	}
-	var group sync.WaitGroup
-	free := make(chan struct{}, salvageParallel)
-	for _, base := range topics {
-		n, err := from.Partitions(ctx, base)
-		if err != nil {
-			if !errors.Is(err, pulsaradmin.ErrNotFound) {
-				unread(base, err)
-			}
-			continue // the old cluster never had it
-		}
-		for _, name := range pulsaradmin.PartitionNames(base, n) {
+	i := strings.LastIndexByte(text, '@')
+	if i < 0 {
+		return c, fmt.Errorf("%q %w", text, switching.ErrSalvageCursor)
+	}
+	if c.topic, err = route.ParseTopic(text[:i]); err == nil {
+		c.at, err = pulsaradmin.ParsePosition(text[i+1:])
+	}
+	if err != nil {
+		return c, fmt.Errorf("%q %w: %v", text, switching.ErrSalvageCursor, err)
+	}
+	c.base = c.topic.Base()
+	return c, nil
+}
+
+// behind is what of a partition of base is to be looked at: ok is false when the page is past it.
+func (c *salvageCursor) behind(base string, partition int) (after pulsaradmin.Position, ok bool) {
+	switch at := strings.Compare(base, c.base); {
+	case c.base == "" || at > 0 || at == 0 && partition > c.topic.Partition():
+		return pulsaradmin.NoPosition, true
+	case at == 0 && partition == c.topic.Partition():
+		return c.at, true
+	}
+	return pulsaradmin.NoPosition, false
+}
+
+// salvagePage puts a page together, in the order of the topics (base names, sorted) and of their partitions. The first page looks at all, several at a time; those behind it at one
+// after the other, until they are full.
+func salvagePage(ctx context.Context, r switching.SalvageRequest, topics []string, on salvor) (switching.Salvage, error) {
+	cursor, err := parseSalvageCursor(r.After)
+	if err != nil {
+		return switching.Salvage{}, err
+	}
+	p := &salvaging{on: on, limit: r.Limit, first: r.After == "", cursor: cursor, topics: topics[sort.SearchStrings(topics, cursor.base):]}
+	p.found = make([][]looked, len(p.topics))
+	if p.first {
+		var group sync.WaitGroup
+		free := make(chan struct{}, salvageParallel)
+		for i := range p.topics {
 			free <- struct{}{}
 			group.Go(func() {
 				defer func() { <-free }()
-				t, err := salvageOne(ctx, name, from, to, r.Limit)
-				switch {
-				case errors.Is(err, pulsaradmin.ErrNotFound): // nobody has used that partition
-				case err != nil:
-					unread(name, err)
-				default:
-					mu.Lock()
-					defer mu.Unlock()
-					s.Topics = append(s.Topics, t)
-				}
+				p.topic(ctx, i)
 			})
 		}
+		group.Wait()
+	} else {
+		for i := 0; i < len(p.topics) && !p.full; i++ {
+			p.topic(ctx, i)
+		}
 	}
-	group.Wait()
-	slices.SortFunc(s.Topics, func(a, b switching.SalvageTopic) int { return strings.Compare(a.Topic, b.Topic) })
-	for i := range s.Topics {
-		t := &s.Topics[i]
-		s.Missing += t.Missing
-		t.Messages = t.Messages[:min(len(t.Messages), r.Limit-s.Listed)]
-		s.Listed += len(t.Messages)
-	}
+	s := switching.Salvage{From: r.From, To: r.To, Topics: []switching.SalvageTopic{}, Unread: p.unread, At: time.Now().UTC()}
+	p.assemble(&s, r.After)
 	return s, nil
+}
+
+// salvaging is one page in the making.
+type salvaging struct {
+	on     salvor
+	limit  int
+	first  bool
+	cursor salvageCursor
+	topics []string
+
+	mu     sync.Mutex
+	found  [][]looked // guarded by mu, as all below: by topic, and by partition in order
+	unread []string
+	kept   int  // messages in found
+	full   bool // nothing more is to be looked at, for a page that is not the first one
+}
+
+// topic looks at the partitions of topic i.
+func (p *salvaging) topic(ctx context.Context, i int) {
+	base := p.topics[i]
+	n, err := p.on.partitions(ctx, base)
+	if errors.Is(err, pulsaradmin.ErrNotFound) {
+		return // the old cluster never had it
+	}
+	if err != nil {
+		p.failed(base, err)
+		return
+	}
+	for k, name := range pulsaradmin.PartitionNames(base, n) {
+		if n == 0 {
+			k = -1 // as a name without a number has
+		}
+		after, ok := p.cursor.behind(base, k)
+		page := pulsaradmin.Page{After: after, Limit: p.limit, Count: p.first}
+		if !p.first { // one after the other
+			ok = ok && !p.full
+			page.Limit -= p.kept
+		}
+		if !ok {
+			continue
+		}
+		l, err := p.on.look(ctx, name, page)
+		switch {
+		case errors.Is(err, pulsaradmin.ErrNotFound): // nobody has used that partition
+		case err != nil:
+			p.failed(name, err)
+		default:
+			p.take(i, l)
+		}
+	}
+}
+
+func (p *salvaging) failed(topic string, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.unread) < switching.MaxFailoverNames {
+		p.unread = append(p.unread, topic+": "+err.Error())
+	}
+}
+
+// take keeps what was found, but of all no more messages than twice a page.
+func (p *salvaging) take(i int, l looked) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.found[i] = append(p.found[i], l)
+	p.kept += len(l.Messages)
+	if !p.first {
+		p.full = l.more || p.kept >= p.limit
+	}
+	if p.kept <= 2*p.limit {
+		return
+	}
+	p.kept = 0
+	for _, parts := range p.found {
+		for k := range parts {
+			m := &parts[k].Messages
+			*m = slices.Clip((*m)[:min(len(*m), p.limit-p.kept)])
+			p.kept += len(*m)
+		}
+	}
+}
+
+// assemble lists what fits into the page, and where the next one begins: last is up to where nothing is left out.
+func (p *salvaging) assemble(s *switching.Salvage, last string) {
+	for _, parts := range p.found {
+		for _, l := range parts {
+			t := l.SalvageTopic
+			s.Missing, s.AtLeast = s.Missing+t.Missing, s.AtLeast || t.AtLeast
+			if s.Next != "" {
+				t.Messages = t.Messages[:0]
+			}
+			t.Messages = slices.Clone(t.Messages[:min(len(t.Messages), p.limit-s.Listed)])
+			if s.Next == "" {
+				if n := len(t.Messages); int64(n) < t.Missing {
+					if n > 0 {
+						last = t.Topic + "@" + t.Messages[n-1].Position
+					}
+					s.Next = last
+				} else if last = t.Topic + "@" + l.seen.String(); l.more || p.full && s.Listed+n >= p.limit {
+					s.Next = last
+				}
+			}
+			s.Listed += len(t.Messages)
+			s.Topics = append(s.Topics, t)
+		}
+	}
 }
 
 // salvageTopics are the topics that are named, and those of the rules that the old cluster has.
@@ -128,36 +275,42 @@ func salvageTopics(ctx context.Context, from *pulsaradmin.Client, r switching.Sa
 	return topics, nil
 }
 
-func salvageOne(ctx context.Context, topic string, from, to *pulsaradmin.Client, limit int) (switching.SalvageTopic, error) {
-	t := switching.SalvageTopic{Topic: topic, Replication: "none", Messages: []switching.SalvageMessage{}}
+func salvageOne(ctx context.Context, topic string, from, to *pulsaradmin.Client, page pulsaradmin.Page) (looked, error) {
+	l := looked{SalvageTopic: switching.SalvageTopic{Topic: topic, Messages: []switching.SalvageMessage{}}}
 	if _, err := from.Tail(ctx, topic); err != nil {
-		return t, err
+		return l, err
 	}
 	p := pulsaradmin.NewPair(topic, from, to)
 	defer p.Close()
 	if err := p.Load(ctx); err != nil {
-		return t, errors.New(err.Error()) // also one that only the new cluster lacks is not read
+		return l, errors.New(err.Error()) // also one that only the new cluster lacks is not read
 	}
-	absent, err := p.Absent(ctx, limit)
+	absent, err := p.Absent(ctx, page)
 	if err != nil {
-		return t, err
+		return l, err
 	}
-	t.Missing, t.AtLeast = absent.Count, absent.AtLeast
+	l.Missing, l.seen, l.more = absent.Count, absent.Seen, absent.More
+	if page.Count {
+		l.Behind, l.AtLeast = absent.Behind, absent.More
+	}
 	for _, e := range absent.Entries {
-		t.Messages = append(t.Messages, switching.SalvageMessage{
+		l.Messages = append(l.Messages, switching.SalvageMessage{
 			Position: e.Position.String(), Producer: e.Producer, Sequence: e.Sequence, Published: time.UnixMilli(e.Time).UTC(), Key: e.Key, Bytes: e.Bytes, Messages: e.Messages,
 		})
 	}
+	if l.Missing == 0 || !page.Count {
+		return l, nil
+	}
 	before, after, err := from.Progress(ctx, []string{topic}, to.Cluster(), salvageApart)
 	if err != nil {
-		return t, err
+		return l, err
 	}
-	if !after[0].Exists {
-		return t, nil
+	l.Replication = "none"
+	if after[0].Exists {
+		l.Replication = "running"
+		if alive, why := pulsaradmin.Alive(before[0], after[0]); !alive {
+			l.Replication = why
+		}
 	}
-	t.Replication = "running"
-	if alive, why := pulsaradmin.Alive(before[0], after[0]); !alive {
-		t.Replication = why
-	}
-	return t, nil
+	return l, nil
 }

@@ -271,6 +271,7 @@ type view struct {
 	lastData *Entry             // of log end lastEnd
 	lastEnd  Position
 	kept     int                      // how many entries, about
+	most     int                      // of them; set before the view is used
 	reading  map[Position]*sync.Mutex // one for each entry or block, so that many who want the same read it once
 }
 
@@ -280,7 +281,7 @@ type block struct {
 }
 
 func newView(s side) *view {
-	return &view{side: s, single: map[Position]Entry{}, blocks: map[Position]block{}, known: map[key]Position{}, bare: map[key]Position{}, reading: map[Position]*sync.Mutex{}}
+	return &view{side: s, single: map[Position]Entry{}, blocks: map[Position]block{}, known: map[key]Position{}, bare: map[key]Position{}, reading: map[Position]*sync.Mutex{}, most: maxKept}
 }
 
 // load reads the log and the cursors anew. Nobody else may use the view meanwhile.
@@ -337,7 +338,7 @@ func (v *view) keep(e Entry) {
 
 // remember keeps what an entry is known by; v.mu is held.
 func (v *view) remember(e Entry) {
-	if v.kept++; v.kept > maxKept { // everything here can be read again
+	if v.kept++; v.kept > v.most { // everything here can be read again
 		v.kept = 1
 		clear(v.single)
 		clear(v.blocks)

@@ -47,8 +47,8 @@ func TestWhatWasNotReplicatedIsListedUntilItArrives(t *testing.T) {
 						if err := p.Load(context.Background()); err != nil {
 							t.Fatal(err)
 						}
-						got, err := p.Absent(context.Background(), 10)
-						if err != nil || got.Count != int64(want) || got.AtLeast || len(got.Entries) != min(want, 10) {
+						got, err := p.Absent(context.Background(), Page{After: NoPosition, Limit: 10, Count: true})
+						if err != nil || got.Count != int64(want) || got.More || len(got.Entries) != min(want, 10) {
 							t.Fatalf("%s: %d (%d listed), %v; want %d", what, got.Count, len(got.Entries), err, want)
 						}
 						for i, e := range got.Entries {
@@ -86,7 +86,7 @@ func TestOfATopicThatWasNeverReplicatedEverythingIsMissing(t *testing.T) {
 	if err := p.Load(context.Background()); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := p.Absent(context.Background(), 100); err != nil || got.Count != 20 || len(got.Entries) != 20 {
+	if got, err := p.Absent(context.Background(), Page{After: NoPosition, Limit: 100, Count: true}); err != nil || got.Count != 20 || len(got.Entries) != 20 {
 		t.Errorf("%+v, %v", got, err)
 	}
 }
