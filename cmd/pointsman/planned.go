@@ -162,7 +162,7 @@ func (c *cli) switchReverse() *cobra.Command {
 		Use:   "reverse ID",
 		Short: "Move the topics of a switch back, by a new planned switch",
 		Long: `Move the topics of a switch that is done back to where they came from: a new planned switch in the other direction, with a preflight before it.
-Refused when a topic has moved on since.
+Refused when a topic has moved on since. A failover goes back as a batch: one of topics, or of one namespace; for one of several rules the error says the commands.
 
 A switch that drains is taken back instead, as long as nobody has had a message on the new cluster: what was published there is copied behind what the old cluster
 has, and then the topic is there again as if nothing had been. Later than that the drain has to end, and the way back is another one.

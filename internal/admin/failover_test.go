@@ -480,3 +480,61 @@ func TestADeadClusterIsProposedAndWhenConfiguredMovedOnce(t *testing.T) {
 		})
 	}
 }
+
+// The way back is a batch of planned switches that somebody asks for: of topics by name, or of one namespace; for more the error says the commands.
+func TestAFailoverIsReversedByItsID(t *testing.T) {
+	in(t, func(t *testing.T, r *rig) {
+		for i := range 80 { // more than one command moves in planned mode without a batch
+			topic := fmt.Sprintf("persistent://acme/many/t%02d", i)
+			r.set(topic, "a")
+			r.listed["b"] = append(r.listed["b"], topic)
+		}
+		r.dead(t)
+		stop := admintest.LeadFailovers(t, r.stores["p1"], r.proxies["p1"], r.servers["p1"])
+		reverse := func(id string) (admin.SwitchStatus, error) {
+			return r.client("p1").ReverseSwitch(t.Context(), admin.SwitchCommand{ID: id, DryRun: true, Who: "ann@ops"})
+		}
+		move := func(change func(*admin.SwitchRequest)) string {
+			t.Helper()
+			req := failover("a", "b")
+			change(&req)
+			st := must(t)(r.switchAndWait(req))
+			if !st.Done() {
+				t.Fatalf("status = %+v, %+v", st, st.Order)
+			}
+			return st.ID
+		}
+		topics := move(func(q *admin.SwitchRequest) { q.Topics = slices.Clone(r.listed["b"][:70]) })
+		if st, err := reverse(topics); err != nil || st.To != "a" || st.Mode != "planned" || st.Total != 70 {
+			t.Errorf("70 topics: %+v, %v", st, err)
+		}
+		// The rest of the namespace follows with its rule, but the others were not on b by that.
+		rest := move(func(q *admin.SwitchRequest) { q.Namespace = "acme/many" })
+		_, err := reverse(rest)
+		refused(t, err, admin.CodeConflict, "persistent://acme/many/t00 was on b without it")
+		// A namespace with nothing else goes back as one.
+		r.set("acme/alone", "a")
+		r.listed["b"] = append(r.listed["b"], "persistent://acme/alone/x")
+		alone := move(func(q *admin.SwitchRequest) { q.Namespace = "acme/alone" })
+		if st, err := reverse(alone); err != nil || st.To != "a" || st.Total != 1 {
+			t.Errorf("a namespace: %+v, %v", st, err)
+		}
+		// Everything: step by step, and the error says which.
+		all := move(func(*admin.SwitchRequest) {})
+		_, err = reverse(all)
+		refused(t, err, admin.CodeConflict, "step by step")
+		var e *admin.Error
+		if !errors.As(err, &e) || len(e.Details) != 1 || e.Details[0].Name != "*" || !strings.Contains(e.Details[0].Problem, "routes set '*' a") {
+			t.Errorf("details = %+v", e)
+		}
+		// What has moved on is not moved back.
+		r.set(r.listed["b"][0], "c")
+		_, err = reverse(topics)
+		refused(t, err, admin.CodeConflict, "persistent://acme/many/t00 is on c by now")
+		stop()
+		r.set("persistent://acme/many/new", "a")
+		st := must(t)(r.client("p1").StartSwitch(t.Context(), failover("a", "b", "persistent://acme/many/new")))
+		_, err = reverse(st.ID)
+		refused(t, err, admin.CodeTooLate, "wait for its end")
+	})
+}

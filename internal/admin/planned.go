@@ -379,6 +379,9 @@ func (s *Server) handleReverse(ctx context.Context, r *SwitchCommand) (any, erro
 	if b, ok, err := s.storedBatch(ctx, r.ID); err != nil || ok {
 		return orError(func() (*SwitchStatus, error) { return s.reverseBatch(ctx, b, r) }, err)
 	}
+	if o, ok, err := s.failoverOf(ctx, r.ID); err != nil || ok {
+		return orError(func() (*SwitchStatus, error) { return s.reverseFailover(ctx, o, r) }, err)
+	}
 	records, err := s.records(ctx, r.ID)
 	if err != nil {
 		return nil, err

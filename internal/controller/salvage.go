@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -20,6 +21,8 @@ const (
 	salvageParallel = 8
 	// salvageApart is between the two readings that tell whether a replicator goes on.
 	salvageApart = time.Second
+	// salvageTime is how long a page is looked for, well below the minute that the command line waits: what is left is for the next page.
+	salvageTime = 40 * time.Second
 	// maxSalvaged bounds the topics of one look.
 	maxSalvaged = 10_000
 )
@@ -37,7 +40,7 @@ func Salvage(ctx context.Context, clients map[string]*pulsaradmin.Client, r swit
 	if err != nil {
 		return switching.Salvage{}, err
 	}
-	return salvagePage(ctx, r, topics, salvor{
+	return salvagePage(ctx, time.Now().Add(salvageTime), r, topics, salvor{
 		partitions: from.Partitions,
 		look: func(ctx context.Context, topic string, page pulsaradmin.Page) (looked, error) {
 			return salvageOne(ctx, topic, from, to, page)
@@ -95,19 +98,25 @@ func (c *salvageCursor) behind(base string, partition int) (after pulsaradmin.Po
 }
 
 // salvagePage puts a page together, in the order of the topics (base names, sorted) and of their partitions. The first page looks at all, several at a time; those behind it at one
-// after the other, until they are full.
-func salvagePage(ctx context.Context, r switching.SalvageRequest, topics []string, on salvor) (switching.Salvage, error) {
+// after the other, until they are full. After until no more topics are begun.
+func salvagePage(ctx context.Context, until time.Time, r switching.SalvageRequest, topics []string, on salvor) (switching.Salvage, error) {
 	cursor, err := parseSalvageCursor(r.After)
 	if err != nil {
 		return switching.Salvage{}, err
 	}
 	p := &salvaging{on: on, limit: r.Limit, first: r.After == "", cursor: cursor, topics: topics[sort.SearchStrings(topics, cursor.base):]}
 	p.found = make([][]looked, len(p.topics))
+	// The topic of the cursor may be done with: another one each time, at least.
+	late := func(i int) bool { return i > 1 && time.Now().After(until) }
+	begun := 0
 	if p.first {
 		var group sync.WaitGroup
 		free := make(chan struct{}, salvageParallel)
 		for i := range p.topics {
-			free <- struct{}{}
+			if free <- struct{}{}; late(i) {
+				break
+			}
+			begun++
 			group.Go(func() {
 				defer func() { <-free }()
 				p.topic(ctx, i)
@@ -115,12 +124,12 @@ func salvagePage(ctx context.Context, r switching.SalvageRequest, topics []strin
 		}
 		group.Wait()
 	} else {
-		for i := 0; i < len(p.topics) && !p.full; i++ {
-			p.topic(ctx, i)
+		for ; begun < len(p.topics) && !p.full && !late(begun); begun++ {
+			p.topic(ctx, begun)
 		}
 	}
 	s := switching.Salvage{From: r.From, To: r.To, Topics: []switching.SalvageTopic{}, Unread: p.unread, At: time.Now().UTC()}
-	p.assemble(&s, r.After)
+	p.assemble(&s, begun, r.After)
 	return s, nil
 }
 
@@ -204,9 +213,12 @@ func (p *salvaging) take(i int, l looked) {
 	}
 }
 
-// assemble lists what fits into the page, and where the next one begins: last is up to where nothing is left out.
-func (p *salvaging) assemble(s *switching.Salvage, last string) {
-	for _, parts := range p.found {
+// assemble lists what fits into the page, and where the next one begins: last is up to where nothing is left out, begun how many topics were looked at.
+func (p *salvaging) assemble(s *switching.Salvage, begun int, last string) {
+	for i, parts := range p.found[:begun] {
+		if s.Next == "" && len(parts) == 0 {
+			last = p.topics[i] + "@" + pulsaradmin.NoPosition.String()
+		}
 		for _, l := range parts {
 			t := l.SalvageTopic
 			s.Missing, s.AtLeast = s.Missing+t.Missing, s.AtLeast || t.AtLeast
@@ -227,6 +239,10 @@ func (p *salvaging) assemble(s *switching.Salvage, last string) {
 			s.Listed += len(t.Messages)
 			s.Topics = append(s.Topics, t)
 		}
+	}
+	if begun < len(p.topics) {
+		s.AtLeast = s.AtLeast || p.first
+		s.Next = cmp.Or(s.Next, last)
 	}
 }
 

@@ -1,0 +1,112 @@
+package admin
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"pointsman/core/route"
+	"pointsman/core/switching"
+)
+
+// This file is the way back from a failover, which is always somebody's decision: a batch of planned switches to the cluster that was dead.
+
+// reverseFailover starts a batch that moves back what an order has moved: topics, or one namespace. Rules above that have no way back in one command, for nobody knows which
+// topics they are about; the error says for each what to do.
+func (s *Server) reverseFailover(ctx context.Context, o switching.Failover, r *SwitchCommand) (*SwitchStatus, error) {
+	if !o.State.Over() {
+		return nil, &Error{Code: CodeTooLate, Message: fmt.Sprintf("failover %s is %s", o.ID, o.State), Remedy: fmt.Sprintf("wait for its end, or end it with `pointsman switch abort %s`", o.ID)}
+	}
+	records, err := s.failoverRecords(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	p, err := s.plan(ctx, "")
+	if err != nil {
+		return nil, err
+	}
+	var topics, rules []string
+	var faults []Detail
+	own := map[string]bool{} // ids of its switches
+	for _, rec := range records {
+		own[rec.ID] = true
+		t := target{scope: rec.Topic}
+		if strings.Contains(rec.Topic, "://") {
+			if t, err = parseTopicName(rec.Topic); err != nil {
+				return nil, err
+			}
+			topics = append(topics, rec.Topic)
+		} else {
+			rules = append(rules, rec.Topic)
+		}
+		if now := p.decided(t); now != o.To {
+			faults = append(faults, Detail{Name: t.name(), Problem: fmt.Sprintf("is on %s by now, and not on %s as the failover has left it", cmp.Or(now, "no cluster"), o.To)})
+		}
+	}
+	slices.Sort(topics)
+	slices.Sort(rules)
+	req := &SwitchRequest{
+		To: o.From, Mode: string(switching.ModePlanned), Force: r.Force, DryRun: r.DryRun, Reversible: r.Reversible, Who: r.Who, Why: cmp.Or(r.Why, "reverse of "+o.ID),
+		BatchOptions: BatchOptions{OnBlocked: r.OnBlocked},
+	}
+	switch {
+	case len(records) == 0:
+		return nil, &Error{Code: CodeConflict, Message: fmt.Sprintf("failover %s has moved nothing that could be moved back", o.ID), Remedy: "look at `pointsman switch status " + o.ID + "`"}
+	case len(faults) > 0:
+		return nil, &Error{Code: CodeConflict, Message: fmt.Sprintf("failover %s cannot be reversed: %s %s", o.ID, faults[0].Name, faults[0].Problem),
+			Remedy: "move back the others by name: `pointsman switch start --to " + o.From + " --topics-from FILE --dry-run`", Details: faults[:min(len(faults), maxDetails)]}
+	case len(rules) == 0:
+		req.Topics = topics
+	case len(rules) == 1 && scopeKind(rules[0]) == "namespace" && !slices.ContainsFunc(topics, func(base string) bool { return !within(base, rules[0]) }):
+		if stays := others(p, rules[0], o.To, own); stays != "" {
+			return nil, &Error{Code: CodeConflict, Message: fmt.Sprintf("failover %s moved the rule of namespace %s, and %s was on %s without it: the whole namespace must not follow", o.ID, rules[0], stays, o.To),
+				Remedy: "move back by name what is to go: `pointsman switch start --to " + o.From + " --topics-from FILE --dry-run`"}
+		}
+		req.Namespace = scopeName(rules[0])
+	default:
+		return nil, manyRules(o, rules)
+	}
+	targets, err := switchTargets(req)
+	if err != nil {
+		return nil, err
+	}
+	return s.startStored(ctx, req, switching.ModePlanned, targets)
+}
+
+// manyRules says how what more than one rule has moved goes back.
+func manyRules(o switching.Failover, rules []string) *Error {
+	e := &Error{
+		Code: CodeConflict, Message: fmt.Sprintf("failover %s moved more than one namespace: it goes back step by step", o.ID),
+		Remedy: "run these, each with --dry-run first; `pointsman switch salvage " + o.ID + "` should be empty before",
+	}
+	for _, scope := range rules {
+		d := Detail{Name: target{scope: scope}.name()}
+		if scopeKind(scope) == "namespace" {
+			d.Problem = fmt.Sprintf("`pointsman switch start --namespace %s --to %s`", scopeName(scope), o.From)
+		} else {
+			d.Problem = fmt.Sprintf("`pointsman switch start --namespace NAMESPACE --to %s` for each namespace that it decides; then, for names that nobody uses yet, `pointsman routes set '%s' %s`",
+				o.From, target{scope: scope}.name(), o.From)
+		}
+		e.Details = append(e.Details, d)
+	}
+	e.Details = e.Details[:min(len(e.Details), maxDetails)]
+	return e
+}
+
+func within(base, scope string) bool {
+	t, err := route.ParseTopic(base)
+	return err == nil && t.In(scope)
+}
+
+// others is a topic of a namespace that is on a cluster by an entry of its own, which is of none of these switches; "" when there is none.
+func others(p *planner, scope, cluster string, switches map[string]bool) string {
+	found := ""
+	for e := range p.table.Each {
+		if !e.Floor() && e.Cluster == cluster && !switches[e.SwitchID] && within(e.Topic, scope) && (found == "" || e.Topic < found) {
+			found = e.Topic
+		}
+	}
+	return found
+}
