@@ -253,7 +253,7 @@ func (c *Controller) judgeDrained(now time.Time, found Drained) {
 	var left []string
 	for _, s := range d.Subs {
 		f, there := facts[s.Name]
-		empty := f.Backlog == 0 && f.Unacked == 0
+		empty := f.Backlog == 0 // Unacked drifts on old brokers, below 0 too, and what is acknowledged is nobody's any more
 		was := s.Leaving
 		switch {
 		case s.Leaving && empty && f.Consumers == 0:

@@ -161,7 +161,7 @@ type Drained struct {
 type SubFact struct {
 	Name      string
 	Backlog   int64  // entries that are not acknowledged, those held back for later included
-	Unacked   int64  // messages that consumers have and did not acknowledge
+	Unacked   int64  // messages that consumers have and did not acknowledge, as the broker counts them; for people
 	Consumers int    // that are connected
 	By        string // who they are, for an operator
 }

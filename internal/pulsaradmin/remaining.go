@@ -18,15 +18,15 @@ type Remaining struct {
 	// Backlog is how many entries are not acknowledged: those that are held back by delayed delivery are among them, and those that no consumer will
 	// ever get (markers) are not, once nobody is connected.
 	Backlog   int64
-	Unacked   int64 // messages that consumers have and did not acknowledge
+	Unacked   int64 // messages that consumers have and did not acknowledge; brokers lose count of it now and then (-2 was seen with 3.0.0)
 	Delayed   int64
 	Consumers []Consumer
 	// Partitions is how many partitions have the subscription.
 	Partitions int
 }
 
-// Drained tells whether nothing is left to be delivered or acknowledged. Somebody may be connected all the same.
-func (r Remaining) Drained() bool { return r.Backlog == 0 && r.Unacked == 0 }
+// Drained tells whether everything is acknowledged. Somebody may be connected all the same.
+func (r Remaining) Drained() bool { return r.Backlog == 0 }
 
 // Watch looks again and again at what is left on one topic. It is used by one goroutine at a time.
 type Watch struct {
@@ -101,7 +101,7 @@ func (w *Watch) noteStalls(i int, subs map[string]SubscriptionStats, now time.Ti
 	before := w.stalls[i]
 	w.stalls[i] = map[string]stall{}
 	for name, s := range subs {
-		if !s.Durable || reserved(name) || s.Type != "Shared" && s.Type != "Key_Shared" || s.Unacked != 0 || s.Delayed > 0 || s.Backlog == 0 ||
+		if !s.Durable || reserved(name) || s.Type != "Shared" && s.Type != "Key_Shared" || s.Unacked > 0 || s.Delayed > 0 || s.Backlog == 0 ||
 			!slices.ContainsFunc(s.Consumers, func(c Consumer) bool { return c.Permits > 0 }) {
 			continue
 		}
