@@ -174,7 +174,7 @@ func TestAPreflightRefusesWhatTheOtherClusterLacks(t *testing.T) {
 		setRoute(t, proxies[0], topic, "a")
 		awaitRoute(t, topic, "a")
 		live := startDriver(t, Go, "live", "--url", proxies[0].URL, "--topics", topic, "--rates", "100")
-		await(t, live, "messages", func(r Record) bool { return len(r.Recvs) >= 20 })
+		await(t, live, "messages", func(r Record) bool { return r.Recvs.Len() >= 20 })
 		err := proxies[1].CLI(limited(t, 30*time.Second), nil, "switch", "start", "--topic", topic, "--to", "b", "--force")
 		var refused *CLIError
 		if !errors.As(err, &refused) {
@@ -201,8 +201,8 @@ func TestAPreflightFindsWhatReplicationHasLeftOut(t *testing.T) {
 	awaitRoute(t, topic, "a")
 	subscribe(t, rig.A, topic, "behind", take{kind: pulsar.Shared}).Close()
 	sent := runDriver(t, 60*time.Second, Go, "produce", "--url", proxies[0].URL, "--topic", topic, "--count", "1", "--size", "12000000", "--chunk", "true")
-	if len(sent.Acks) != 1 {
-		t.Fatalf("%d receipts, want one", len(sent.Acks))
+	if sent.Acks.Len() != 1 {
+		t.Fatalf("%d receipts, want one", sent.Acks.Len())
 	}
 	drain(t, rig.A, rig.B, []string{topic})
 	err := proxies[1].CLI(limited(t, 30*time.Second), nil, "switch", "start", "--topic", topic, "--to", "b", "--force")

@@ -99,7 +99,7 @@ func TestABatchMovesANamespaceWhoseLeaderIsKilledAndPausesAtAGate(t *testing.T) 
 			before := d.Record()
 			counts := func(r Record) map[int]int {
 				n := map[int]int{}
-				for _, e := range r.Recvs {
+				for e := range r.Recvs.All() {
 					n[e.K]++
 				}
 				return n
@@ -144,7 +144,7 @@ func TestABatchMovesANamespaceWhoseLeaderIsKilledAndPausesAtAGate(t *testing.T) 
 
 	// Back again, with somebody who writes past the proxies to one of them.
 	writer := startDriver(t, Go, "live", "--url", rig.B.URL(), "--topic", topics[0], "--topics", topics[0], "--rates", "20", "--sub", "past-the-proxies", "--type", "shared")
-	await(t, writer, "the writer past the proxies", func(r Record) bool { return len(r.Acks) > 5 })
+	await(t, writer, "the writer past the proxies", func(r Record) bool { return r.Acks.Len() > 5 })
 	var back struct {
 		ID string `json:"id"`
 	}
@@ -193,6 +193,6 @@ func TestABatchMovesANamespaceWhoseLeaderIsKilledAndPausesAtAGate(t *testing.T) 
 			acks, recvs := record.Of(k)
 			duplicates += Compare(acks, recvs).Duplicates
 		}
-		t.Logf("%s: %d receipts, %d messages, 0 lost, %d twice", client, len(record.Acks), len(record.Recvs), duplicates)
+		t.Logf("%s: %d receipts, %d messages, 0 lost, %d twice", client, record.Acks.Len(), record.Recvs.Len(), duplicates)
 	}
 }

@@ -2,27 +2,10 @@ package e2e
 
 import (
 	"fmt"
+	"iter"
 	"slices"
 	"sort"
 )
-
-// Event is one line of a client driver's output; see clients/README.md.
-type Event struct {
-	E    string  `json:"e"`
-	What string  `json:"what"`
-	N    int64   `json:"n"`
-	K    int     `json:"k"`
-	C    int     `json:"c"`
-	T    float64 `json:"t"` // ms since 1970
-	CRC  uint32  `json:"crc"`
-	Len  int     `json:"len"`
-	Key  string  `json:"key"`
-	ID   string  `json:"id"`
-	Text string  `json:"text"`
-	// S is the subscription that received it, "reader" for a reader beside others; Stored is the id as an application would store it.
-	S      string `json:"s"`
-	Stored string `json:"stored"`
-}
 
 // Digest says what became of numbered messages.
 type Digest struct {
@@ -36,58 +19,51 @@ type Digest struct {
 }
 
 // Compare judges what was received by what was acknowledged to the producer.
-func Compare(acks, recvs []Event) Digest {
+func Compare(acks, recvs iter.Seq[Message]) Digest { return CompareKeys(acks, recvs, 0) }
+
+// CompareKeys is Compare where only the order of each key is promised: number n has key n % keys. Without keys it is Compare.
+func CompareKeys(acks, recvs iter.Seq[Message], keys int64) Digest {
 	var d Digest
-	sent := make(map[int64]uint32, len(acks))
-	for _, e := range acks {
-		sent[e.N] = e.CRC
+	type fate struct {
+		crc         uint32 // that was sent
+		acked, came bool
 	}
-	d.Acked = len(sent)
-	seen := make(map[int64]bool, len(recvs))
-	highest := int64(-1)
-	for _, e := range recvs {
-		crc, known := sent[e.N]
-		if known && crc != e.CRC {
-			d.Corrupt = append(d.Corrupt, e.N)
+	var fates byNumber[fate]
+	for m := range acks {
+		f := fates.at(m.N)
+		if !f.acked {
+			d.Acked++
 		}
-		if seen[e.N] {
+		f.crc, f.acked = m.CRC, true
+	}
+	highest := slices.Repeat([]int64{-1}, int(max(keys, 1))) // by key
+	for m := range recvs {
+		f := fates.at(m.N)
+		if f.acked && f.crc != m.CRC {
+			d.Corrupt = append(d.Corrupt, m.N)
+		}
+		if f.came {
 			d.Duplicates++
 			continue
 		}
-		seen[e.N] = true
-		if !known {
-			d.Unexpected = append(d.Unexpected, e.N)
+		f.came = true
+		d.Received++
+		if !f.acked {
+			d.Unexpected = append(d.Unexpected, m.N)
 		}
-		if e.N < highest {
+		if keys > 0 && m.N < 0 {
+			continue // it has no key
+		}
+		last := &highest[m.N%int64(len(highest))]
+		if m.N < *last {
 			d.OrderBreaks++
 		}
-		highest = max(highest, e.N)
+		*last = max(*last, m.N)
 	}
-	d.Received = len(seen)
-	for n := range sent {
-		if !seen[n] {
+	for n, f := range fates.all() {
+		if f.acked && !f.came {
 			d.Lost = append(d.Lost, n)
 		}
-	}
-	slices.Sort(d.Lost)
-	return d
-}
-
-// CompareKeys is Compare where only the order of each key is promised: number n has key n % keys. Without keys it is Compare.
-func CompareKeys(acks, recvs []Event, keys int64) Digest {
-	d := Compare(acks, recvs)
-	if keys == 0 {
-		return d
-	}
-	d.OrderBreaks = 0
-	byKey := make([][]Event, keys)
-	for _, e := range recvs {
-		if e.N >= 0 {
-			byKey[e.N%keys] = append(byKey[e.N%keys], e)
-		}
-	}
-	for _, some := range byKey {
-		d.OrderBreaks += Compare(nil, some).OrderBreaks
 	}
 	return d
 }
@@ -110,19 +86,23 @@ func few(numbers []int64) string {
 	return fmt.Sprintf("%d %v", len(numbers), numbers[:min(len(numbers), 10)])
 }
 
-// LongestGap is the longest time in ms between successive receipts of which at least a part lies in [from, to] (ms
-// since 1970). Receipts need not be sorted.
-func LongestGap(acks []Event, from, to float64) float64 {
-	times := make([]float64, 0, len(acks))
-	for _, e := range acks {
-		times = append(times, e.T)
+// TimesOf are the times of messages, sorted.
+func TimesOf(messages iter.Seq[Message]) []float64 {
+	var times []float64
+	for m := range messages {
+		times = append(times, m.T)
 	}
-	sort.Float64s(times)
+	slices.Sort(times)
+	return times
+}
+
+// LongestGap is the longest time in ms between successive receipts of which at least a part lies in [from, to] (ms
+// since 1970). The times are sorted.
+func LongestGap(times []float64, from, to float64) float64 {
 	longest := 0.0
-	for i := 1; i < len(times); i++ {
-		if times[i] >= from && times[i-1] <= to {
-			longest = max(longest, times[i]-times[i-1])
-		}
+	begin, _ := slices.BinarySearch(times, from)
+	for i := max(begin, 1); i < len(times) && times[i-1] <= to; i++ {
+		longest = max(longest, times[i]-times[i-1])
 	}
 	return longest
 }

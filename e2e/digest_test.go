@@ -1,22 +1,25 @@
 package e2e
 
 import (
+	"iter"
 	"slices"
 	"testing"
 )
 
-// numbers makes events with the number as contents.
-func numbers(ns ...int64) []Event {
-	var events []Event
-	for _, n := range ns {
-		events = append(events, Event{N: n, CRC: uint32(n), T: float64(n)})
+// numbers makes messages with the number as contents.
+func numbers(ns ...int64) iter.Seq[Message] {
+	return func(yield func(Message) bool) {
+		for _, n := range ns {
+			if !yield(Message{N: n, CRC: uint32(n), T: float64(n)}) {
+				return
+			}
+		}
 	}
-	return events
 }
 
 func TestADigestFindsWhatWasLostDoubledAndReordered(t *testing.T) {
-	corrupt := Event{N: 4, CRC: 99}
-	d := Compare(numbers(1, 2, 3, 4, 5), append(numbers(1, 3, 3, 2, 7), corrupt))
+	corrupt := Message{N: 4, CRC: 99}
+	d := Compare(numbers(1, 2, 3, 4, 5), Joined(numbers(1, 3, 3, 2, 7), slices.Values([]Message{corrupt})))
 	if d.Acked != 5 || d.Received != 5 || d.Duplicates != 1 || d.OrderBreaks != 2 {
 		t.Errorf("got %v, want acknowledged 5, received 5 (1 2 3 4 7), one duplicate (3), order breaks at 2 and 4", d)
 	}
@@ -32,14 +35,14 @@ func TestADigestOfADuplicateIsNotAnOrderBreak(t *testing.T) {
 }
 
 func TestTheLongestGapIsTheOneThatTouchesTheWindow(t *testing.T) {
-	acks := numbers(1000, 1900, 2000, 2300, 2310, 9000)
+	times := TimesOf(numbers(2000, 1000, 1900, 2300, 2310, 9000))
 	for _, c := range []struct{ from, to, want float64 }{
 		{1950, 2305, 300}, // all of 2000..2300
 		{2100, 2200, 300}, // inside it
 		{2302, 2309, 10},
 		{2302, 2400, 6690}, // begins inside, ends after
 	} {
-		if got := LongestGap(acks, c.from, c.to); got != c.want {
+		if got := LongestGap(times, c.from, c.to); got != c.want {
 			t.Errorf("LongestGap(%v to %v) = %v, want %v", c.from, c.to, got, c.want)
 		}
 	}

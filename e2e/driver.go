@@ -2,10 +2,12 @@ package e2e
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
 	"io"
+	"iter"
 	"os/exec"
 	"sync"
 	"time"
@@ -39,11 +41,22 @@ type Driver struct {
 	record  Record
 }
 
+// Event is one line of a client driver's output that tells of no message; see clients/README.md.
+type Event struct {
+	E    string  `json:"e"`
+	What string  `json:"what"`
+	N    int64   `json:"n"`
+	K    int     `json:"k"`
+	C    int     `json:"c"`
+	T    float64 `json:"t"` // ms since 1970
+	Text string  `json:"text"`
+}
+
 // Record is what a driver has said so far, in order.
 type Record struct {
 	Ready   []Event
-	Acks    []Event
-	Recvs   []Event
+	Acks    Log
+	Recvs   Log
 	Errors  []Event // application errors; and lines that are no events
 	Stopped bool    // live: producing has ended
 	Done    bool    // the driver has ended by itself
@@ -51,16 +64,9 @@ type Record struct {
 }
 
 // Of returns the receipts and the received messages of the topic with index k.
-func (r Record) Of(k int) (acks, recvs []Event) {
-	pick := func(all []Event) (some []Event) {
-		for _, e := range all {
-			if e.K == k {
-				some = append(some, e)
-			}
-		}
-		return some
-	}
-	return pick(r.Acks), pick(r.Recvs)
+func (r Record) Of(k int) (acks, recvs iter.Seq[Message]) {
+	its := func(m Message) bool { return m.K == k }
+	return r.Acks.Where(its), r.Recvs.Where(its)
 }
 
 // StartDriver runs a driver in the given mode. name is for its log; args are "--flag", "value" pairs.
@@ -84,8 +90,7 @@ func StartDriver(art *Artifacts, procs *Processes, client Client, name, mode str
 	// Not StdoutPipe: Wait, which the process's keeper calls, would close it before everything is read.
 	reader, writer := io.Pipe()
 	cmd.Stdout = writer
-	d := &Driver{Client: client, stdin: stdin}
-	d.changed = sync.NewCond(&d.mu)
+	d := newDriver(client, stdin)
 	if d.proc, err = procs.Start(name, cmd); err != nil {
 		return nil, err
 	}
@@ -97,37 +102,61 @@ func StartDriver(art *Artifacts, procs *Processes, client Client, name, mode str
 	return d, nil
 }
 
-// listen collects the driver's events until its output ends.
+func newDriver(client Client, stdin io.WriteCloser) *Driver {
+	d := &Driver{Client: client, stdin: stdin}
+	d.changed = sync.NewCond(&d.mu)
+	return d
+}
+
+// listen collects what the driver says until its output ends, all that has come at once.
 func (d *Driver) listen(stdout io.Reader) {
 	lines := bufio.NewReaderSize(stdout, 64<<10)
 	for {
 		line, err := lines.ReadBytes('\n')
-		if err != nil {
-			break
-		}
-		var e Event
-		if json.Unmarshal(line, &e) != nil {
-			e = Event{E: "error", What: "output", Text: "not an event: " + string(line)}
-		}
+		more, _ := lines.Peek(lines.Buffered())
+		used := bytes.LastIndexByte(more, '\n') + 1
 		d.mu.Lock()
-		d.record.add(e)
+		if err == nil {
+			d.record.add(line)
+		}
+		for line := range bytes.Lines(more[:used]) {
+			d.record.add(line)
+		}
+		d.record.Ended = err != nil
 		d.changed.Broadcast()
 		d.mu.Unlock()
+		if err != nil {
+			return
+		}
+		_, _ = lines.Discard(used)
 	}
-	d.mu.Lock()
-	d.record.Ended = true
-	d.changed.Broadcast()
-	d.mu.Unlock()
 }
 
-func (r *Record) add(e Event) {
+// add takes a line, and keeps nothing of its bytes.
+func (r *Record) add(line []byte) {
+	line = bytes.TrimSuffix(line, []byte{'\n'})
+	var err error
+	switch {
+	case bytes.HasPrefix(line, []byte("a\t")):
+		err = r.Acks.add(line[2:])
+	case bytes.HasPrefix(line, []byte("r\t")):
+		err = r.Recvs.add(line[2:])
+	default:
+		err = r.event(line)
+	}
+	if err != nil {
+		r.Errors = append(r.Errors, Event{E: "error", What: "output", Text: fmt.Sprintf("%v: %q", err, line)})
+	}
+}
+
+func (r *Record) event(line []byte) error {
+	var e Event
+	if err := json.Unmarshal(line, &e); err != nil {
+		return err
+	}
 	switch e.E {
 	case "ready":
 		r.Ready = append(r.Ready, e)
-	case "ack":
-		r.Acks = append(r.Acks, e)
-	case "recv":
-		r.Recvs = append(r.Recvs, e)
 	case "stopped":
 		r.Stopped = true
 	case "done":
@@ -135,6 +164,7 @@ func (r *Record) add(e Event) {
 	default:
 		r.Errors = append(r.Errors, e)
 	}
+	return nil
 }
 
 // Say writes a line to the driver's standard input.
@@ -150,7 +180,7 @@ func (d *Driver) Record() Record {
 	return d.record
 }
 
-// Wait waits until the record is as wanted; reached is called after each event and must be quick. It fails when ctx
+// Wait waits until the record is as wanted; reached is called after each growth and must be quick. It fails when ctx
 // ends or when the driver ends first.
 func (d *Driver) Wait(ctx context.Context, what string, reached func(Record) bool) (Record, error) {
 	stop := context.AfterFunc(ctx, func() {
@@ -175,7 +205,7 @@ func (d *Driver) Wait(ctx context.Context, what string, reached func(Record) boo
 		}
 		r := d.record
 		return r, fmt.Errorf("%s (%s): waiting for %s, but %s: %d receipts, %d received, errors %v; its log: %s",
-			d.proc.Name, d.Client, what, why, len(r.Acks), len(r.Recvs), r.Errors, d.proc.Log)
+			d.proc.Name, d.Client, what, why, r.Acks.Len(), r.Recvs.Len(), r.Errors, d.proc.Log)
 	}
 	return d.record, nil
 }

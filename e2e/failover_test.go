@@ -57,7 +57,7 @@ func TestATopicLeavesAClusterThatIsDead(t *testing.T) {
 	topic := newTopic(tenant+"/geo", "dies")
 
 	live := startDriver(t, Go, "live", "--url", proxies[1].URL, "--topics", topic, "--rates", "100", "--batch", "false", "--subs", "shared:shared:individual:1")
-	await(t, live, "messages", func(r Record) bool { return len(r.Recvs) >= 200 })
+	await(t, live, "messages", func(r Record) bool { return r.Recvs.Len() >= 200 })
 	awaitTopic(t, b, topic)
 	restore := slowReplication(t, a, b, tenant+"/geo", topic)
 
@@ -100,7 +100,7 @@ func TestATopicLeavesAClusterThatIsDead(t *testing.T) {
 	flipped := nowMillis()
 	await(t, live, "receipts of the other cluster", func(r Record) bool {
 		n := 0
-		for _, ack := range r.Acks {
+		for ack := range r.Acks.All() {
 			if ack.T > flipped {
 				n++
 			}
@@ -135,16 +135,16 @@ func TestATopicLeavesAClusterThatIsDead(t *testing.T) {
 	record := finish(t, 60*time.Second, live)
 	all := numbersOn(t, topic, b)
 	var lost []int64
-	for _, ack := range record.Acks {
+	for ack := range record.Acks.All() {
 		if !all[ack.N] {
 			lost = append(lost, ack.N)
 		}
 	}
 	if len(lost) > 0 {
-		t.Errorf("%d of %d messages with a receipt are not on cluster %s in the end: %v", len(lost), len(record.Acks), b.Name, lost[:min(10, len(lost))])
+		t.Errorf("%d of %d messages with a receipt are not on cluster %s in the end: %v", len(lost), record.Acks.Len(), b.Name, lost[:min(10, len(lost))])
 	}
 	row := Row{Mode: "failover", Scenario: "cluster killed with messages not replicated; it returns, replication brings them", Client: string(Go), Subscription: "log of the new cluster in the end",
-		Acked: len(record.Acks), Lost: len(lost), Unordered: true, Errors: len(record.Errors)}
+		Acked: record.Acks.Len(), Lost: len(lost), Unordered: true, Errors: len(record.Errors)}
 	row.save(t)
 	hangs(t, proxies, a, b, tenant+"/geo")
 }
@@ -156,7 +156,7 @@ func hangs(t *testing.T, proxies [2]*Pointsman, a, b *Cluster, namespace string)
 	t.Helper()
 	topic := newTopic(namespace, "hangs")
 	live := startDriver(t, Go, "live", "--url", proxies[1].URL, "--topics", topic, "--rates", "100", "--batch", "false", "--subs", "shared:shared:individual:1")
-	await(t, live, "messages", func(r Record) bool { return len(r.Recvs) >= 100 })
+	await(t, live, "messages", func(r Record) bool { return r.Recvs.Len() >= 100 })
 	awaitTopic(t, b, topic)
 	process := rig.Process("lone-" + a.Name)
 	process.Signal(syscall.SIGSTOP)
@@ -183,9 +183,9 @@ func hangs(t *testing.T, proxies [2]*Pointsman, a, b *Cluster, namespace string)
 		t.Fatalf("the failover of a cluster that hangs: %+v", order)
 	}
 	flipped := float64(order.Switches[0].Flipped.UnixMicro()) / 1000
-	record := await(t, live, "receipts of the other cluster", func(r Record) bool { return len(r.Acks) > 0 && r.Acks[len(r.Acks)-1].T > flipped+1000 })
+	record := await(t, live, "receipts of the other cluster", func(r Record) bool { return r.Acks.Len() > 0 && r.Acks.At(r.Acks.Len()-1).T > flipped+1000 })
 	hold := -1.0
-	for _, ack := range record.Acks {
+	for ack := range record.Acks.All() {
 		if ack.T > flipped {
 			hold = ack.T - flipped
 			break
@@ -214,16 +214,16 @@ func hangs(t *testing.T, proxies [2]*Pointsman, a, b *Cluster, namespace string)
 		return found.Missing == 0 && len(found.Topics) == 1, err
 	}))
 	all, lost := numbersOn(t, topic, b), 0
-	for _, ack := range record.Acks {
+	for ack := range record.Acks.All() {
 		if !all[ack.N] {
 			lost++
 		}
 	}
 	if lost > 0 {
-		t.Errorf("%d of %d messages with a receipt are not on cluster %s in the end", lost, len(record.Acks), b.Name)
+		t.Errorf("%d of %d messages with a receipt are not on cluster %s in the end", lost, record.Acks.Len(), b.Name)
 	}
 	row := Row{Mode: "failover", Scenario: "cluster stopped in mid-traffic, hanging; it goes on, replication brings what is missing", Client: string(Go), Subscription: "log of the new cluster in the end",
-		Acked: len(record.Acks), Lost: lost, Unordered: true, Errors: len(record.Errors)}
+		Acked: record.Acks.Len(), Lost: lost, Unordered: true, Errors: len(record.Errors)}
 	row.save(t)
 }
 
@@ -253,7 +253,8 @@ func wantCluster(t *testing.T, p *Pointsman, topic string, c *Cluster) {
 func numbersOn(t *testing.T, topic string, c *Cluster) map[int64]bool {
 	t.Helper()
 	found := map[int64]bool{}
-	for _, m := range runDriver(t, 60*time.Second, Go, "reader", "--url", c.URL(), "--topic", topic, "--to-end", "true").Recvs {
+	read := runDriver(t, 60*time.Second, Go, "reader", "--url", c.URL(), "--topic", topic, "--to-end", "true")
+	for m := range read.Recvs.All() {
 		found[m.N] = true
 	}
 	return found

@@ -232,10 +232,10 @@ func TestAFenceOutlivesTheMapsZooKeeper(t *testing.T) {
 			must(t, rig.StartMapZooKeeper(limited(t, 60*time.Second)))
 		}
 	})
-	acked := len(l.driver.Record().Acks)
-	record, err := l.driver.Wait(limited(t, 4*time.Second), "receipts in a fence", func(r Record) bool { return len(r.Acks) > acked+20 })
+	acked := l.driver.Record().Acks.Len()
+	record, err := l.driver.Wait(limited(t, 4*time.Second), "receipts in a fence", func(r Record) bool { return r.Acks.Len() > acked+20 })
 	if err == nil {
-		t.Errorf("%d receipts in a fence without ZooKeeper, want none: only the map undoes a fence", len(record.Acks)-acked)
+		t.Errorf("%d receipts in a fence without ZooKeeper, want none: only the map undoes a fence", record.Acks.Len()-acked)
 	}
 	for _, p := range proxies {
 		if connected := metric(t, p, "pointsman_map_store_connected"); connected != 0 {

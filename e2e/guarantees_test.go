@@ -37,14 +37,10 @@ func TestTheTableOfLongRunsIsOfTheMeasuredOnes(t *testing.T) {
 }
 
 func TestRunsOfTheSameTrafficAreSummedUp(t *testing.T) {
-	acks := []Event{{N: 0, T: 1500}, {N: 1, T: 1000}, {N: 2, T: 2000}}
-	run := Run{Date: "2026-11-29", Client: "go", Traffic: TrafficOf([]string{"--sync", "true", "--batch", "false"}), Asked: 5, Seconds: secondsOf(acks), Messages: len(acks), Holds: []float64{30, 10.4, 20}}
-	for _, numbers := range [][]int64{{0, 1, 2}, {0, 2, 1, 1}, {0, 1}} {
-		var recvs []Event
-		for _, n := range numbers {
-			recvs = append(recvs, Event{N: n})
-		}
-		run.take(Compare(acks, recvs))
+	acks := numbers(0, 2, 1)
+	run := Run{Date: "2026-11-29", Client: "go", Traffic: TrafficOf([]string{"--sync", "true", "--batch", "false"}), Asked: 5, Seconds: secondsOf([]float64{1000, 1500, 2000}), Messages: 3, Holds: []float64{30, 10.4, 20}}
+	for _, recvs := range [][]int64{{0, 1, 2}, {0, 2, 1, 1}, {0, 1}} {
+		run.take(Compare(acks, numbers(recvs...)))
 	}
 	other := Run{Date: "2026-11-28", Client: "go", Traffic: TrafficOf(nil), Asked: 5}
 	again := Run{Date: "2026-11-30", Client: "go", Traffic: run.Traffic, Asked: 5, Seconds: 3, Messages: 1, Undone: 2, Errors: 4, Holds: []float64{40}}
@@ -80,20 +76,14 @@ func TestRowsOfOneSubscriptionAreSummedUp(t *testing.T) {
 }
 
 func TestOrderIsJudgedKeyByKey(t *testing.T) {
-	of := func(numbers ...int64) (all []Event) {
-		for _, n := range numbers {
-			all = append(all, Event{N: n})
-		}
-		return all
-	}
-	sent := of(0, 1, 2, 3, 4, 5)
-	if d := CompareKeys(sent, of(1, 3, 5, 0, 2, 4), 2); !d.Perfect() {
+	sent := numbers(0, 1, 2, 3, 4, 5)
+	if d := CompareKeys(sent, numbers(1, 3, 5, 0, 2, 4), 2); !d.Perfect() {
 		t.Errorf("two keys, each in order: %v", d)
 	}
-	if d := CompareKeys(sent, of(1, 5, 3, 0, 2, 4), 2); d.OrderBreaks != 1 || d.Perfect() {
+	if d := CompareKeys(sent, numbers(1, 5, 3, 0, 2, 4), 2); d.OrderBreaks != 1 || d.Perfect() {
 		t.Errorf("one key out of order: %v", d)
 	}
-	if d := CompareKeys(sent, of(1, 3, 5, 0, 2, 4), 0); d.OrderBreaks != 3 {
+	if d := CompareKeys(sent, numbers(1, 3, 5, 0, 2, 4), 0); d.OrderBreaks != 3 {
 		t.Errorf("without keys all are one: %v", d)
 	}
 }

@@ -77,7 +77,8 @@ func startDriver(t *testing.T, client Client, mode string, args ...string) *Driv
 	name := fmt.Sprintf("driver-%03d-%s-%s", driverSeq.Add(1), client, mode)
 	d, err := StartDriver(artifacts, processes, client, name, mode, args...)
 	must(t, err)
-	t.Cleanup(func() { _ = d.proc.Stop(10 * time.Second) })
+	proc := d.proc // and not the driver, with all that it has said
+	t.Cleanup(func() { _ = proc.Stop(10 * time.Second) })
 	return d
 }
 
@@ -123,26 +124,22 @@ func awaitReady(t *testing.T, d *Driver, n int) {
 // awaitReceived waits until everything acknowledged on the topics whose index passes has been received.
 func awaitReceived(t *testing.T, d *Driver, limit time.Duration, passes func(k int) bool) {
 	t.Helper()
-	type message struct {
-		k int
-		n int64
-	}
-	missing := map[message]bool{}
+	var open Awaited[int]
 	acked, received := 0, 0 // looked at so far
 	_, err := d.Wait(limited(t, limit), "everything acknowledged to be received", func(r Record) bool {
-		for ; acked < len(r.Acks); acked++ {
-			if e := r.Acks[acked]; passes(e.K) {
-				missing[message{e.K, e.N}] = true
+		for ; acked < r.Acks.Len(); acked++ {
+			if m := r.Acks.At(acked); passes(m.K) {
+				open.Want(m.K, m.N)
 			}
 		}
-		for ; received < len(r.Recvs); received++ {
-			e := r.Recvs[received]
-			delete(missing, message{e.K, e.N})
+		for ; received < r.Recvs.Len(); received++ {
+			m := r.Recvs.At(received)
+			open.Came(m.K, m.N)
 		}
-		return len(missing) == 0
+		return len(open.Missing()) == 0
 	})
 	if err != nil {
-		t.Error(err)
+		t.Errorf("%v; missing by topic: %v", err, open.Missing())
 	}
 }
 

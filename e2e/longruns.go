@@ -47,16 +47,12 @@ func TrafficOf(flags []string) string {
 	return traffic + ", batches"
 }
 
-// secondsOf is the time from the first receipt to the last; they need not be sorted.
-func secondsOf(acks []Event) float64 {
-	if len(acks) == 0 {
+// secondsOf is the time from the first receipt to the last, of their times in ms, sorted.
+func secondsOf(times []float64) float64 {
+	if len(times) == 0 {
 		return 0
 	}
-	first, last := acks[0].T, acks[0].T
-	for _, e := range acks {
-		first, last = min(first, e.T), max(last, e.T)
-	}
-	return (last - first) / 1000
+	return (times[len(times)-1] - times[0]) / 1000
 }
 
 // RunsTable shows runs in their order, those of a client with the same traffic and rate as one.

@@ -29,7 +29,7 @@ func TestUnmappedTopicsGoToTheDefaultClusterAndRulesDecideTheirNamespace(t *test
 	for topic, cluster := range map[string]*Cluster{unmapped: rig.A, ruled: rig.B} {
 		consumer := startDriver(t, Go, "consume", "--url", proxies[1].URL, "--topic", topic, "--count", strconv.Itoa(count))
 		sent := runDriver(t, 30*time.Second, Python, "produce", "--url", proxies[0].URL, "--topic", topic, "--count", strconv.Itoa(count), "--keys", "8")
-		want(t, topic, sorted(Compare(sent.Acks, finish(t, 30*time.Second, consumer).Recvs)), count)
+		want(t, topic, sorted(Compare(sent.Acks.All(), finish(t, 30*time.Second, consumer).Recvs.All())), count)
 		onlyOn(t, topic, cluster, count)
 	}
 	for topic, source := range map[string]string{unmapped: "default", ruled: "namespace"} {
@@ -51,7 +51,7 @@ func TestAnUnknownClusterInTheMapIsAClearErrorAndOthersGoOn(t *testing.T) {
 	setRoute(t, proxies[0], other, "b")
 	awaitRoute(t, other, "b")
 	live := startDriver(t, Go, "live", "--url", proxies[0].URL, "--topics", other, "--rates", "200")
-	await(t, live, "messages", func(r Record) bool { return len(r.Recvs) >= 100 })
+	await(t, live, "messages", func(r Record) bool { return r.Recvs.Len() >= 100 })
 
 	third, err := StartPointsman(ctx, artifacts, processes, rig.Dir, "p3", rig.PointsmanConfig("pointsman-"+runID, "c"))
 	must(t, err)
@@ -95,13 +95,13 @@ func TestAnUnknownClusterInTheMapIsAClearErrorAndOthersGoOn(t *testing.T) {
 	}
 
 	sent := runDriver(t, 30*time.Second, Go, "produce", "--url", third.URL, "--topic", topic, "--count", "10")
-	if len(sent.Acks) != 10 {
-		t.Errorf("through the proxy that knows cluster c: %d receipts, want 10", len(sent.Acks))
+	if sent.Acks.Len() != 10 {
+		t.Errorf("through the proxy that knows cluster c: %d receipts, want 10", sent.Acks.Len())
 	}
 	onlyOn(t, topic, rig.B, 10)
 
-	acked := len(live.Record().Acks)
-	await(t, live, "more messages of the other topic", func(r Record) bool { return len(r.Acks) >= acked+100 })
+	acked := live.Record().Acks.Len()
+	await(t, live, "more messages of the other topic", func(r Record) bool { return r.Acks.Len() >= acked+100 })
 	perfectEnd(t, live)
 }
 
@@ -122,8 +122,8 @@ func TestTrafficOutlivesTheMapsZooKeeperAndMissedChangesArrive(t *testing.T) {
 	goOn := func(when string) {
 		t.Helper()
 		for _, live := range lives {
-			acked := len(live.Record().Acks)
-			await(t, live, "traffic "+when, func(r Record) bool { return len(r.Recvs) >= acked+200 })
+			acked := live.Record().Acks.Len()
+			await(t, live, "traffic "+when, func(r Record) bool { return r.Recvs.Len() >= acked+200 })
 		}
 	}
 	goOn("before")
@@ -144,8 +144,8 @@ func TestTrafficOutlivesTheMapsZooKeeperAndMissedChangesArrive(t *testing.T) {
 	for i, cluster := range []*Cluster{rig.B, rig.A} {
 		topic := []string{early, newTopic("public/default", "zk-new")}[i]
 		sent := runDriver(t, 30*time.Second, []Client{Java, Go, Python}[i], "produce", "--url", proxies[i].URL, "--topic", topic, "--count", "100")
-		if len(sent.Acks) != 100 {
-			t.Errorf("a new client without ZooKeeper: %d receipts, want 100", len(sent.Acks))
+		if sent.Acks.Len() != 100 {
+			t.Errorf("a new client without ZooKeeper: %d receipts, want 100", sent.Acks.Len())
 		}
 		onlyOn(t, topic, cluster, 100)
 	}
@@ -182,8 +182,8 @@ func TestTrafficOutlivesTheMapsZooKeeperAndMissedChangesArrive(t *testing.T) {
 	proxies[1].Proc.Signal(syscall.SIGCONT)
 	awaitRouteOn(t, proxies[1], late, "b")
 	sent := runDriver(t, 30*time.Second, Go, "produce", "--url", proxies[1].URL, "--topic", late, "--count", "100")
-	if len(sent.Acks) != 100 {
-		t.Errorf("after the change: %d receipts, want 100", len(sent.Acks))
+	if sent.Acks.Len() != 100 {
+		t.Errorf("after the change: %d receipts, want 100", sent.Acks.Len())
 	}
 	onlyOn(t, late, rig.B, 100)
 	must(t, WaitUntil(ctx, "the proxies to agree again", func() (bool, error) {
@@ -205,5 +205,5 @@ func perfectEnd(t *testing.T, live *Driver) {
 	awaitReceived(t, live, 30*time.Second, func(int) bool { return true })
 	must(t, live.Say("quit"))
 	record := finish(t, 30*time.Second, live)
-	want(t, live.proc.Name, Compare(record.Acks, record.Recvs), len(record.Acks))
+	want(t, live.proc.Name, Compare(record.Acks.All(), record.Recvs.All()), record.Acks.Len())
 }

@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"fmt"
+	"iter"
 	"strconv"
 	"strings"
 	"testing"
@@ -28,7 +29,7 @@ func TestAnIdleConsumerMovesAtOnce(t *testing.T) {
 				return len(names) == 1, err
 			}))
 			row := Row{Mode: "planned", Scenario: "idle consumer", Client: string(client), Subscription: "shared, individual acks, 1 consumer(s)"}
-			var acks []Event
+			var acks []iter.Seq[Message]
 			for i, to := range []*Cluster{rig.B, rig.A} {
 				rec := plannedDone(t, proxies[i], topic, to)
 				row.Holds = append(row.Holds, rec.Receipt.HoldMillis)
@@ -36,10 +37,11 @@ func TestAnIdleConsumerMovesAtOnce(t *testing.T) {
 					stats, err := to.Stats(t.Context(), topic)
 					return err == nil && strings.Contains(connections(stats), "consumer"), nil
 				}))
-				acks = append(acks, runDriver(t, 30*time.Second, client, "produce", "--url", proxies[0].URL, "--topic", topic, "--count", "10", "--start", strconv.Itoa(10*i)).Acks...)
+				sent := runDriver(t, 30*time.Second, client, "produce", "--url", proxies[0].URL, "--topic", topic, "--count", "10", "--start", strconv.Itoa(10*i))
+				acks = append(acks, sent.Acks.All())
 			}
 			record := finish(t, 30*time.Second, consumer)
-			d := Compare(acks, record.Recvs)
+			d := Compare(Joined(acks...), record.Recvs.All())
 			row.take(d, len(record.Errors))
 			row.save(t)
 			want(t, "the idle consumer", d, 20)
@@ -74,11 +76,11 @@ func duplicatesAreForecast(t *testing.T, client Client, proxies [2]*Pointsman, c
 	subs := []string{"shared", "key_shared"}
 	live := startDriver(t, client, "live", "--url", proxies[0].URL, "--read-url", proxies[1].URL, "--topics", topic, "--rates", "2000", "--batch", "false", "--keys", "10",
 		"--subs", "shared:shared:individual:1,key_shared:key_shared:individual:1", "--skip", strconv.Itoa(skip), "--lag", strconv.Itoa(lag))
-	await(t, live, "messages", func(r Record) bool { return len(r.Acks) >= count })
+	await(t, live, "messages", func(r Record) bool { return r.Acks.Len() >= count })
 	must(t, live.Say("stop"))
 	record := await(t, live, "the producer to stop", func(r Record) bool { return r.Stopped })
-	sent := len(record.Acks)
-	await(t, live, "both subscriptions to have everything", func(r Record) bool { return len(r.Recvs) == 2*sent })
+	sent := record.Acks.Len()
+	await(t, live, "both subscriptions to have everything", func(r Record) bool { return r.Recvs.Len() == 2*sent })
 	// Of the last ones, the client has lag in hand that it would acknowledge.
 	holes := 0
 	for n := range sent {
@@ -101,17 +103,11 @@ func duplicatesAreForecast(t *testing.T, client Client, proxies [2]*Pointsman, c
 			t.Errorf("subscription %s: forecast %+v, want %d duplicates", s.Subscription, s, open)
 		}
 	}
-	await(t, live, "what is not acknowledged to come again", func(r Record) bool { return len(r.Recvs) >= 2*(sent+int(open)) })
+	await(t, live, "what is not acknowledged to come again", func(r Record) bool { return r.Recvs.Len() >= 2*(sent+int(open)) })
 	must(t, live.Say("quit"))
 	record = finish(t, 30*time.Second, live)
 	for _, name := range subs {
-		var recvs []Event
-		for _, e := range record.Recvs {
-			if e.S == name {
-				recvs = append(recvs, e)
-			}
-		}
-		d := Compare(record.Acks, recvs)
+		d := Compare(record.Acks.All(), record.Recvs.Where(func(m Message) bool { return m.S == name }))
 		row := Row{Mode: "planned", Scenario: scenario, Client: string(client), Subscription: name + ", individual acks, 1 consumer(s)", Forecast: &open, Holds: []float64{rec.Receipt.HoldMillis}}
 		row.take(d, len(record.Errors))
 		row.save(t)
@@ -153,8 +149,8 @@ func storedIDsMeanTheSame(t *testing.T, client Client, proxies [2]*Pointsman, cl
 	publish := func(first int) {
 		t.Helper()
 		got := runDriver(t, 30*time.Second, client, "produce", "--url", proxies[0].URL, "--topic", topic, "--count", strconv.Itoa(part), "--start", strconv.Itoa(first), "--rate", "2000")
-		if len(got.Acks) != part {
-			t.Fatalf("%d receipts, want %d", len(got.Acks), part)
+		if got.Acks.Len() != part {
+			t.Fatalf("%d receipts, want %d", got.Acks.Len(), part)
 		}
 	}
 	// read gives the ids by number, of everything behind an id.
@@ -166,13 +162,14 @@ func storedIDsMeanTheSame(t *testing.T, client Client, proxies [2]*Pointsman, cl
 		}
 		got := runDriver(t, 60*time.Second, client, "reader", args...)
 		ids := map[int64]string{}
-		for i, e := range got.Recvs {
+		for i := range got.Recvs.Len() {
+			e := got.Recvs.At(i)
 			if ids[e.N] = e.Stored; e.N != int64(first+i) {
 				t.Fatalf("message %d of the reader is number %d, want %d", i, e.N, first+i)
 			}
 		}
-		if len(got.Recvs) != next-first {
-			t.Errorf("the reader came to number %d, the last is %d", first+len(got.Recvs)-1, next-1)
+		if got.Recvs.Len() != next-first {
+			t.Errorf("the reader came to number %d, the last is %d", first+got.Recvs.Len()-1, next-1)
 		}
 		return ids
 	}
@@ -181,15 +178,19 @@ func storedIDsMeanTheSame(t *testing.T, client Client, proxies [2]*Pointsman, cl
 		t.Helper()
 		name := fmt.Sprintf("seek-%d", topicSeq.Add(1))
 		got := runDriver(t, 60*time.Second, client, "consume", "--url", proxies[1].URL, "--topic", topic, "--sub", name, "--from", from, "--count", "1000000", "--idle", "2500")
-		for i, e := range got.Recvs {
-			if e.N != got.Recvs[0].N+int64(i) {
-				t.Fatalf("after a seek message %d is number %d, want %d", i, e.N, got.Recvs[0].N+int64(i))
+		if got.Recvs.Len() == 0 {
+			t.Fatalf("no message came after a seek, want all up to number %d", next-1)
+		}
+		start := got.Recvs.At(0).N
+		for i := range got.Recvs.Len() {
+			if n := got.Recvs.At(i).N; n != start+int64(i) {
+				t.Fatalf("after a seek message %d is number %d, want %d", i, n, start+int64(i))
 			}
 		}
-		if len(got.Recvs) == 0 || got.Recvs[len(got.Recvs)-1].N != int64(next-1) {
-			t.Fatalf("after a seek %d messages came, want all up to number %d", len(got.Recvs), next-1)
+		if start+int64(got.Recvs.Len()) != int64(next) {
+			t.Fatalf("after a seek %d messages came, want all up to number %d", got.Recvs.Len(), next-1)
 		}
-		return got.Recvs[0].N
+		return start
 	}
 	publish(0)
 	ids := read("", 0, part)

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"iter"
 	"log/slog"
 	"os"
 	"slices"
@@ -164,14 +165,14 @@ func plannedSwitches(t *testing.T, client Client, flags []string) {
 	})
 	record := live.end(t, t.Errorf)
 	acks, recvs := record.Of(0)
+	d := Compare(acks, recvs)
 	run := Run{
-		Date: time.Now().UTC().Format(time.DateOnly), Client: string(client), Traffic: TrafficOf(flags), Asked: plannedRate(), Seconds: secondsOf(acks), Undone: undone,
-		Messages: len(acks), Errors: len(record.Errors), Holds: holds,
+		Date: time.Now().UTC().Format(time.DateOnly), Client: string(client), Traffic: TrafficOf(flags), Asked: plannedRate(), Seconds: secondsOf(TimesOf(acks)), Undone: undone,
+		Messages: d.Acked, Errors: len(record.Errors), Holds: holds,
 	}
 	t.Logf("%s: %d planned switches at %.0f msg/s: hold p50 %.0f ms, p99 %.0f ms, max %.0f ms; gap p50 %.0f ms, max %.0f ms", client, len(holds), run.reached(),
 		Percentile(holds, 0.5), Percentile(holds, 0.99), Percentile(holds, 1), Percentile(gaps, 0.5), Percentile(gaps, 1))
 	row := Row{Mode: "planned", Scenario: fmt.Sprintf("neighbours on the same connections, %d msg/s", plannedRate()), Client: string(client), Subscription: "shared", Holds: holds, Gaps: gaps}
-	d := Compare(acks, recvs)
 	row.take(d, len(record.Errors))
 	row.save(t)
 	run.take(d)
@@ -266,15 +267,14 @@ func startLoad(t *testing.T, c loadConfig) *load {
 func (l *load) flow(when string) {
 	l.t.Helper()
 	target := int64(-1)
-	for _, e := range l.driver.Record().Acks {
+	for e := range l.driver.Record().Acks.All() {
 		target = max(target, e.N)
 	}
 	target += max(1, int64(l.c.rate)/2)
 	_, err := l.driver.Wait(limited(l.t, catchUpLimit), fmt.Sprintf("traffic on every subscription %s, up to number %d", when, target), func(r Record) bool {
-		for ; l.seen < len(r.Recvs); l.seen++ {
-			if e := r.Recvs[l.seen]; e.N > l.highest[e.S] {
-				l.highest[e.S] = e.N
-			}
+		for ; l.seen < r.Recvs.Len(); l.seen++ {
+			m := r.Recvs.At(l.seen)
+			l.highest[m.S] = max(l.highest[m.S], m.N)
 		}
 		for _, name := range l.names {
 			if l.highest[name] < target {
@@ -376,8 +376,9 @@ func (l *load) end(exact bool) {
 	must(t, l.driver.Say("quit"))
 	record := finish(t, 30*time.Second, l.driver)
 	var gaps []float64
+	times := TimesOf(record.Acks.All())
 	for _, from := range l.began {
-		gaps = append(gaps, LongestGap(record.Acks, from, from+5_000))
+		gaps = append(gaps, LongestGap(times, from, from+5_000))
 	}
 	t.Logf("%s, %s: %d switches: hold p50 %.0f ms, max %.0f ms; longest gap between receipts p50 %.0f ms, max %.0f ms; duplicates forecast %v", l.c.scenario, l.c.client,
 		len(l.holds), Percentile(l.holds, 0.5), Percentile(l.holds, 1), Percentile(gaps, 0.5), Percentile(gaps, 1), l.forecast)
@@ -389,7 +390,7 @@ func (l *load) end(exact bool) {
 			row.Subscription = parts[1] + ", " + parts[2] + " acks, " + parts[3] + " consumer(s)"
 			ordered = parts[1] != "shared" || parts[3] == "1"
 		}
-		d := CompareKeys(record.Acks, l.of(record, name), l.c.keys)
+		d := CompareKeys(record.Acks.All(), l.of(record, name), l.c.keys)
 		if !ordered {
 			d.OrderBreaks, row.Unordered = 0, true
 		}
@@ -408,40 +409,28 @@ func (l *load) end(exact bool) {
 	}
 }
 
-func (l *load) of(record Record, name string) (recvs []Event) {
-	for _, e := range record.Recvs {
-		if e.S == name && !(l.dropForeign && e.N < 0) {
-			recvs = append(recvs, e)
-		}
-	}
-	return recvs
+func (l *load) of(record Record, name string) iter.Seq[Message] {
+	return record.Recvs.Where(func(m Message) bool { return m.S == name && !(l.dropForeign && m.N < 0) })
 }
 
 // complete waits until every subscription has got everything that has a receipt.
 func (l *load) complete() {
 	l.t.Helper()
-	type message struct {
-		name string
-		n    int64
-	}
-	missing := map[message]bool{}
-	for _, e := range l.driver.Record().Acks {
+	var open Awaited[string]
+	for e := range l.driver.Record().Acks.All() {
 		for _, name := range l.names {
-			missing[message{name, e.N}] = true
+			open.Want(name, e.N)
 		}
 	}
 	seen := 0
 	if _, err := l.driver.Wait(limited(l.t, catchUpLimit), "every subscription to have everything", func(r Record) bool {
-		for ; seen < len(r.Recvs); seen++ {
-			delete(missing, message{r.Recvs[seen].S, r.Recvs[seen].N})
+		for ; seen < r.Recvs.Len(); seen++ {
+			m := r.Recvs.At(seen)
+			open.Came(m.S, m.N)
 		}
-		return len(missing) == 0
+		return len(open.Missing()) == 0
 	}); err != nil {
-		count := map[string]int{}
-		for m := range missing {
-			count[m.name]++
-		}
-		l.t.Errorf("%v; missing by subscription: %v", err, count)
+		l.t.Errorf("%v; missing by subscription: %v", err, open.Missing())
 	}
 }
 

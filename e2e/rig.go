@@ -373,7 +373,7 @@ func (r *Rig) Introduce(ctx context.Context, tenant string, clusters ...*Cluster
 		call(http.MethodPut, "/admin/v2/tenants/"+tenant, map[string]any{"adminRoles": []string{}, "allowedClusters": names})
 		for name, replicated := range map[string][]string{"geo": names, "plain": {c.Name}} {
 			call(http.MethodPut, "/admin/v2/namespaces/"+tenant+"/"+name, map[string]any{
-				"replication_clusters": replicated, "retention_policies": map[string]int{"retentionTimeInMinutes": 60, "retentionSizeInMB": 512},
+				"replication_clusters": replicated, "retention_policies": map[string]int{"retentionTimeInMinutes": 60, "retentionSizeInMB": 4096},
 			})
 		}
 		if err := errors.Join(errs...); err != nil {
@@ -466,7 +466,7 @@ func (r *Rig) configure(ctx context.Context, c *Cluster) error {
 		// With retention the tests can read what was consumed: brokers throw full ledgers away otherwise.
 		call(http.MethodPut, "/admin/v2/namespaces/acme/"+name, map[string]any{"replication_clusters": clusters, "bundles": map[string]any{
 			"numBundles": 8,
-		}, "retention_policies": map[string]int{"retentionTimeInMinutes": 60, "retentionSizeInMB": 512}})
+		}, "retention_policies": map[string]int{"retentionTimeInMinutes": 60, "retentionSizeInMB": 4096}})
 	}
 	namespace("plain", c.Name)
 	namespace("geo", "a", "b")

@@ -39,7 +39,7 @@ func TestTLSOnEitherSideWithEachClient(t *testing.T) {
 						}
 						consumer := startDriver(t, client, "consume", "--url", read, "--ca", rig.tlsFile("ca.pem"), "--topic", topic, "--count", strconv.Itoa(count))
 						sent := runDriver(t, 60*time.Second, client, "produce", "--url", write, "--ca", rig.tlsFile("ca.pem"), "--topic", topic, "--count", strconv.Itoa(count))
-						want(t, string(client), Compare(sent.Acks, finish(t, 60*time.Second, consumer).Recvs), count)
+						want(t, string(client), Compare(sent.Acks.All(), finish(t, 60*time.Second, consumer).Recvs.All()), count)
 						onlyOn(t, topic, c, count)
 					})
 				}
@@ -59,12 +59,12 @@ func TestTLSLiveSwitch(t *testing.T) {
 			topic := newTopic("acme/geo", "tls-live-"+string(client))
 			setRoute(t, p, topic, "a")
 			live := startDriver(t, client, "live", "--url", p.TLS, "--ca", rig.tlsFile("ca.pem"), "--topics", topic, "--rates", "500", "--type", "shared", "--replicated", strconv.FormatBool(client.Replicates()))
-			await(t, live, "the first messages", func(r Record) bool { return len(r.Recvs) >= 300 })
+			await(t, live, "the first messages", func(r Record) bool { return r.Recvs.Len() >= 300 })
 			for _, to := range []*Cluster{rig.B, rig.A} {
 				switchTopic(t, p, topic, to.Name)
-				acked := len(live.Record().Acks)
+				acked := live.Record().Acks.Len()
 				awaitClients(t, topic, to)
-				noErrors(t, live, await(t, live, "receipts after the move", func(r Record) bool { return len(r.Acks) >= acked+300 }))
+				noErrors(t, live, await(t, live, "receipts after the move", func(r Record) bool { return r.Acks.Len() >= acked+300 }))
 			}
 			must(t, live.Say("stop"))
 			await(t, live, "the producer to stop", func(r Record) bool { return r.Stopped })
@@ -89,7 +89,7 @@ func TestTLSClientsVerifyTheProxysName(t *testing.T) {
 			must(t, WaitUntil(limited(t, 40*time.Second), "a refused handshake", func() (bool, error) {
 				return metric(t, p, "pointsman_closed_connections_total", `side="client"`, `reason="tls_handshake"`) > before, nil
 			}))
-			if r := d.Record(); len(r.Acks) != 0 || len(r.Ready) != 0 {
+			if r := d.Record(); r.Acks.Len() != 0 || len(r.Ready) != 0 {
 				t.Errorf("it came through: %+v", r)
 			}
 		})

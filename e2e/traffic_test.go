@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"fmt"
+	"iter"
 	"strconv"
 	"strings"
 	"testing"
@@ -26,7 +27,7 @@ func TestEachClientMovesTenThousandMessages(t *testing.T) {
 						consumer := startDriver(t, client, "consume", "--url", read, "--topic", topic, "--count", strconv.Itoa(count))
 						sent := runDriver(t, 60*time.Second, client, "produce", "--url", write, "--topic", topic, "--count", strconv.Itoa(count))
 						got := finish(t, 60*time.Second, consumer)
-						want(t, string(client), Compare(sent.Acks, got.Recvs), count)
+						want(t, string(client), Compare(sent.Acks.All(), got.Recvs.All()), count)
 						onlyOn(t, topic, cluster, count)
 					})
 				}
@@ -74,11 +75,11 @@ func TestSubscriptionTypesAndReader(t *testing.T) {
 		sent := runDriver(t, 60*time.Second, client, "produce", "--url", addr.write(t, cluster), "--topic", topic,
 			"--count", strconv.Itoa(count), "--keys", strconv.Itoa(keys))
 
-		want(t, "reader", sorted(Compare(sent.Acks, finish(t, 60*time.Second, reader).Recvs)), count)
+		want(t, "reader", sorted(Compare(sent.Acks.All(), finish(t, 60*time.Second, reader).Recvs.All())), count)
 
 		got, err := exclusive.WaitDone(limited(t, 60*time.Second))
 		must(t, err)
-		want(t, "exclusive", sorted(Compare(sent.Acks, got.Recvs)), count)
+		want(t, "exclusive", sorted(Compare(sent.Acks.All(), got.Recvs.All())), count)
 		if client == Rust { // it tries again until the first one has gone
 			noErrors(t, exclusive, got)
 		} else if len(got.Errors) != 1 || !strings.Contains(got.Errors[0].Text, "ConsumerBusy") {
@@ -86,21 +87,21 @@ func TestSubscriptionTypesAndReader(t *testing.T) {
 		}
 
 		got = finish(t, 60*time.Second, shared)
-		want(t, "shared", sorted(Compare(sent.Acks, got.Recvs)), count)
-		if by := byConsumer(got.Recvs); len(by) != 2 {
+		want(t, "shared", sorted(Compare(sent.Acks.All(), got.Recvs.All())), count)
+		if by := byConsumer(got.Recvs.All()); len(by) != 2 {
 			t.Errorf("shared: messages by consumer %v, want some for each of 2", by)
 		}
 
 		got = finish(t, 60*time.Second, failover)
-		want(t, "failover", sorted(Compare(sent.Acks, got.Recvs)), count)
-		if by := byConsumer(got.Recvs); len(by) != 1 {
+		want(t, "failover", sorted(Compare(sent.Acks.All(), got.Recvs.All())), count)
+		if by := byConsumer(got.Recvs.All()); len(by) != 1 {
 			t.Errorf("failover: messages by consumer %v, want all for one", by)
 		}
 
 		got = finish(t, 60*time.Second, keyShared)
-		want(t, "key_shared", sorted(Compare(sent.Acks, got.Recvs)), count)
+		want(t, "key_shared", sorted(Compare(sent.Acks.All(), got.Recvs.All())), count)
 		owner, last := map[string]int{}, map[string]int64{}
-		for _, e := range got.Recvs {
+		for e := range got.Recvs.All() {
 			if c, known := owner[e.Key]; known && c != e.C {
 				t.Fatalf("key_shared: key %q came to consumers %d and %d, want one consumer per key", e.Key, c, e.C)
 			}
@@ -109,8 +110,8 @@ func TestSubscriptionTypesAndReader(t *testing.T) {
 			}
 			owner[e.Key], last[e.Key] = e.C, e.N
 		}
-		if len(owner) != keys || len(byConsumer(got.Recvs)) != 2 {
-			t.Errorf("key_shared: %d keys, by consumer %v, want %d keys over 2 consumers", len(owner), byConsumer(got.Recvs), keys)
+		if len(owner) != keys || len(byConsumer(got.Recvs.All())) != 2 {
+			t.Errorf("key_shared: %d keys, by consumer %v, want %d keys over 2 consumers", len(owner), byConsumer(got.Recvs.All()), keys)
 		}
 		onlyOn(t, topic, cluster, count)
 	})
@@ -122,9 +123,9 @@ func sorted(d Digest) Digest {
 	return d
 }
 
-func byConsumer(recvs []Event) map[int]int {
+func byConsumer(recvs iter.Seq[Message]) map[int]int {
 	by := map[int]int{}
-	for _, e := range recvs {
+	for e := range recvs {
 		by[e.C]++
 	}
 	return by
@@ -141,7 +142,7 @@ func TestBatchingOffAndSynchronousSends(t *testing.T) {
 		single := runDriver(t, 60*time.Second, client, "produce", "--url", write, "--topic", topic, "--count", strconv.Itoa(count), "--batch", "false")
 		synchronous := runDriver(t, 60*time.Second, client, "produce", "--url", write, "--topic", topic, "--count", strconv.Itoa(count),
 			"--start", strconv.Itoa(count), "--sync", "true", "--batch", "false")
-		want(t, string(client), Compare(append(single.Acks, synchronous.Acks...), finish(t, 60*time.Second, consumer).Recvs), 2*count)
+		want(t, string(client), Compare(Joined(single.Acks.All(), synchronous.Acks.All()), finish(t, 60*time.Second, consumer).Recvs.All()), 2*count)
 		onlyOn(t, topic, cluster, 2*count)
 	})
 }
@@ -157,7 +158,7 @@ func TestPartitionedTopics(t *testing.T) {
 			consumer := startDriver(t, client, "consume", "--url", addr.read(t, cluster), "--topic", topic, "--type", "failover", "--count", strconv.Itoa(count))
 			sent := runDriver(t, 60*time.Second, client, "produce", "--url", addr.write(t, cluster), "--topic", topic,
 				"--count", strconv.Itoa(count), "--keys", "50")
-			want(t, string(client), sorted(Compare(sent.Acks, finish(t, 60*time.Second, consumer).Recvs)), count)
+			want(t, string(client), sorted(Compare(sent.Acks.All(), finish(t, 60*time.Second, consumer).Recvs.All())), count)
 			onlyOn(t, topic, cluster, count)
 			names, err := cluster.TopicsOf(limited(t, 30*time.Second), topic)
 			must(t, err)
@@ -186,13 +187,13 @@ func TestLargeAndChunkedMessages(t *testing.T) {
 			count = 3
 		}
 		consumer := startDriver(t, client, "consume", "--url", addr.read(t, cluster), "--topic", topic, "--count", strconv.Itoa(count))
-		acks := runDriver(t, 60*time.Second, client, "produce", "--url", write, "--topic", topic, "--count", "3", "--size", "5000000", "--batch", "false").Acks
+		acks := runDriver(t, 60*time.Second, client, "produce", "--url", write, "--topic", topic, "--count", "3", "--size", "5000000", "--batch", "false").Acks.All()
 		if count > 3 {
 			chunked := runDriver(t, 60*time.Second, client, "produce", "--url", write, "--topic", topic, "--count", "2", "--start", "3",
 				"--size", "12000000", "--chunk", "true")
-			acks = append(acks, chunked.Acks...)
+			acks = Joined(acks, chunked.Acks.All())
 		}
-		want(t, string(client), Compare(acks, finish(t, 60*time.Second, consumer).Recvs), count)
+		want(t, string(client), Compare(acks, finish(t, 60*time.Second, consumer).Recvs.All()), count)
 
 		onlyOn(t, topic, cluster, -1)
 
@@ -202,7 +203,7 @@ func TestLargeAndChunkedMessages(t *testing.T) {
 		tooLarge, err := startDriver(t, client, "produce", "--url", write, "--topic", topic, "--count", "1", "--start", "9",
 			"--size", "5300000", "--batch", "false").WaitDone(limited(t, 60*time.Second))
 		must(t, err)
-		if len(tooLarge.Acks) != 0 || len(tooLarge.Errors) == 0 {
+		if tooLarge.Acks.Len() != 0 || len(tooLarge.Errors) == 0 {
 			t.Errorf("5.3 MB without chunking: receipts %v, errors %v; want a refusal, the maximum is 5 MiB", tooLarge.Acks, tooLarge.Errors)
 		}
 	})
@@ -226,15 +227,15 @@ func TestEqualBrokerNamesDoNotCrossTalk(t *testing.T) {
 					topics = []string{onB, onA, moving}
 				}
 				live := startDriver(t, client, "live", "--url", proxies[0].URL, "--topics", strings.Join(topics, ","), "--rates", "100,100,100")
-				await(t, live, "200 messages on each topic", func(r Record) bool { return len(r.Recvs) >= 600 })
+				await(t, live, "200 messages on each topic", func(r Record) bool { return r.Recvs.Len() >= 600 })
 				ctx := limited(t, 60*time.Second)
 				before, err := rig.A.Stats(ctx, onA)
 				must(t, err)
 
 				// LK-02: from here on, moving lives on b; what it wrote on a stays there (no replication in this namespace).
 				switchTopic(t, proxies[1], moving, "b")
-				moved := len(live.Record().Acks)
-				await(t, live, "messages after the move", func(r Record) bool { return len(r.Acks) >= moved+600 })
+				moved := live.Record().Acks.Len()
+				await(t, live, "messages after the move", func(r Record) bool { return r.Acks.Len() >= moved+600 })
 				after, err := rig.A.Stats(ctx, onA)
 				must(t, err)
 				if got, want := connections(after), connections(before); got != want {
@@ -249,8 +250,8 @@ func TestEqualBrokerNamesDoNotCrossTalk(t *testing.T) {
 				for k, topic := range topics {
 					acks, recvs := record.Of(k)
 					if d := Compare(acks, recvs); topic != moving {
-						want(t, topic, d, len(acks))
-						onlyOn(t, topic, map[string]*Cluster{onA: rig.A, onB: rig.B}[topic], int64(len(acks)))
+						want(t, topic, d, d.Acked)
+						onlyOn(t, topic, map[string]*Cluster{onA: rig.A, onB: rig.B}[topic], int64(d.Acked))
 					} else {
 						t.Logf("%s, moved: %v", topic, d)
 						checkMoved(t, moving, acks)
@@ -263,26 +264,26 @@ func TestEqualBrokerNamesDoNotCrossTalk(t *testing.T) {
 
 // checkMoved checks that a topic that moved once from a to b without replication has each acknowledged number on exactly
 // the cluster of its time, and both parts together are everything.
-func checkMoved(t *testing.T, topic string, acks []Event) {
+func checkMoved(t *testing.T, topic string, acks iter.Seq[Message]) {
 	t.Helper()
-	parts := map[string][]Event{}
+	parts := map[string]Log{}
 	for _, c := range []*Cluster{rig.A, rig.B} {
 		parts[c.Name] = readAll(t, c, topic)
 		stats, err := c.Stats(limited(t, 30*time.Second), topic)
 		must(t, err)
-		t.Logf("%s on %s: %d messages read, %d came in", topic, c.Name, len(parts[c.Name]), stats.MsgInCounter)
+		t.Logf("%s on %s: %d messages read, %d came in", topic, c.Name, parts[c.Name].Len(), stats.MsgInCounter)
 	}
-	d := Compare(acks, append(parts["a"], parts["b"]...))
+	d := Compare(acks, Joined(parts["a"].All(), parts["b"].All()))
 	if len(d.Lost) != 0 || len(d.Corrupt) != 0 {
 		t.Errorf("%s over both clusters: %v; want nothing lost", topic, d)
 	}
-	if len(parts["a"]) == 0 || len(parts["b"]) == 0 {
-		t.Errorf("%s has %d messages on a and %d on b; want some on both", topic, len(parts["a"]), len(parts["b"]))
+	if parts["a"].Len() == 0 || parts["b"].Len() == 0 {
+		t.Errorf("%s has %d messages on a and %d on b; want some on both", topic, parts["a"].Len(), parts["b"].Len())
 	}
 }
 
 // readAll reads a topic of a cluster directly, from its first message to its last.
-func readAll(t *testing.T, c *Cluster, topic string) []Event {
+func readAll(t *testing.T, c *Cluster, topic string) Log {
 	t.Helper()
 	stats, err := c.Stats(limited(t, 30*time.Second), topic)
 	must(t, err)

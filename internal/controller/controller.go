@@ -127,7 +127,7 @@ func (c *Controller) lead(ctx context.Context) {
 			}
 		}
 		for _, b := range batches {
-			l.beginBatch(ctx, b, drainsOf(records, b.ID))
+			l.beginBatch(ctx, b)
 		}
 		timer.Reset(lookEvery)
 	}
@@ -136,16 +136,6 @@ func (c *Controller) lead(ctx context.Context) {
 // driven tells whether a switch is the controller's business.
 func driven(rec switching.Record) bool {
 	return rec.Mode.Driven()
-}
-
-// drainsOf is how many topics of a batch drain, or are being taken back.
-func drainsOf(running []switching.Record, batch string) (n int) {
-	for _, rec := range running {
-		if rec.Batch == batch && (rec.State == switching.StateDraining || rec.Return) {
-			n++
-		}
-	}
-	return n
 }
 
 // leadership is what a leader has under way.
@@ -213,11 +203,11 @@ func (l *leadership) look(id string) {
 }
 
 // beginBatch has a batch driven, or hands its record to who drives it.
-func (l *leadership) beginBatch(ctx context.Context, b switching.Batch, drains int) {
+func (l *leadership) beginBatch(ctx context.Context, b switching.Batch) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if d := l.batches[b.ID]; d != nil {
-		d.observe(b, drains)
+		d.observe(b)
 		return
 	}
 	d := newBatchDriver(l, b.ID)
@@ -265,7 +255,6 @@ type driver struct {
 	seen   atomic.Uint64 // revision of rec
 
 	progress progress
-	patient  bool                // a drain whose subscriptions are all busy: it may be looked at later
 	rec      switching.Record    // as last read or written
 	floor    *route.Entry        // the entry that only keeps an epoch, of a topic that rules decide
 	topic    Topic               // nil before it is opened
@@ -324,9 +313,6 @@ func (d *driver) drive(ctx context.Context) {
 		case switching.WorkWait:
 			if paused(d.rec) {
 				return
-			}
-			if d.patient {
-				step.Until = step.Until.Add(d.c.stats.drains.patience())
 			}
 			changed := d.wait(ctx, step)
 			machine.Observe(time.Now(), step, switching.Report{})

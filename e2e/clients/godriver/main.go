@@ -25,7 +25,7 @@ import (
 	pulsarlog "github.com/apache/pulsar-client-go/pulsar/log"
 )
 
-// event is one line of output; the fields are described in ../README.md.
+// event is one line of output that tells of no message; the fields are described in ../README.md.
 type event struct {
 	E    string  `json:"e"`
 	What string  `json:"what,omitempty"`
@@ -33,14 +33,14 @@ type event struct {
 	K    int     `json:"k"`
 	C    int     `json:"c"`
 	T    float64 `json:"t,omitempty"`
-	CRC  uint32  `json:"crc,omitempty"`
-	Len  int     `json:"len,omitempty"`
-	Key  string  `json:"key,omitempty"`
-	ID   string  `json:"id,omitempty"`
-	S    string  `json:"s,omitempty"`
-	St   string  `json:"stored,omitempty"`
 	Text string  `json:"text,omitempty"`
 }
+
+// flushInterval is how long a line may wait for more. A wait for less than a millisecond is none: timers cost more than they bring at high rates.
+const (
+	flushInterval = 5 * time.Millisecond
+	shortestWait  = time.Millisecond
+)
 
 type driver struct {
 	client pulsar.Client
@@ -49,8 +49,9 @@ type driver struct {
 
 	producing chan struct{} // closed by stop
 	stopOnce  sync.Once
-	outMu     sync.Mutex // guards out
+	outMu     sync.Mutex // guards out and line
 	out       *bufio.Writer
+	line      []byte
 
 	url, readURL, ca, topic, topics, rates   string
 	sub, kind, ack, subs, from               string
@@ -67,7 +68,13 @@ func main() {
 		fmt.Fprintln(os.Stderr, "usage: godriver produce|consume|reader|live --flag value ...")
 		os.Exit(2)
 	}
-	d := &driver{producing: make(chan struct{}), out: bufio.NewWriter(os.Stdout)}
+	d := &driver{producing: make(chan struct{}), out: bufio.NewWriterSize(os.Stdout, 64<<10)}
+	go func() {
+		for range time.Tick(flushInterval) {
+			d.flush()
+		}
+	}()
+	defer d.flush()
 	d.ctx, d.end = context.WithCancel(context.Background())
 	flags := flag.NewFlagSet("godriver", flag.ExitOnError)
 	flags.StringVar(&d.url, "url", "", "service URL")
@@ -165,21 +172,21 @@ func (d *driver) produce(topic string, k int, rate, count int64) {
 			message.Key = fmt.Sprintf("key-%d", n%d.keys)
 		}
 		if d.synchronous {
-			if id, err := producer.Send(d.ctx, message); err != nil {
+			if _, err := producer.Send(d.ctx, message); err != nil {
 				d.error("send", n, err)
 			} else {
-				d.acked(n, k, message.Payload, id)
+				d.acked(n, k, message.Payload)
 			}
 			continue
 		}
 		outstanding.Add(1)
-		producer.SendAsync(d.ctx, message, func(id pulsar.MessageID, m *pulsar.ProducerMessage, err error) {
+		producer.SendAsync(d.ctx, message, func(_ pulsar.MessageID, m *pulsar.ProducerMessage, err error) {
 			defer outstanding.Done()
 			if err != nil {
 				d.error("send", n, err)
 				return
 			}
-			d.acked(n, k, m.Payload, id)
+			d.acked(n, k, m.Payload)
 		})
 	}
 	if err := producer.FlushWithCtx(d.ctx); err != nil {
@@ -189,13 +196,17 @@ func (d *driver) produce(topic string, k int, rate, count int64) {
 	producer.Close()
 }
 
-func (d *driver) acked(n int64, k int, payload []byte, id pulsar.MessageID) {
-	d.emit(event{E: "ack", N: &n, K: k, T: nowMillis(), CRC: crc32.ChecksumIEEE(payload), Len: len(payload), ID: fmt.Sprint(id)})
+func (d *driver) acked(n int64, k int, payload []byte) {
+	d.outMu.Lock()
+	defer d.outMu.Unlock()
+	d.message('a', n, payload)
+	d.line = strconv.AppendInt(append(d.line, '\t'), int64(k), 10)
+	d.write()
 }
 
 func (d *driver) pace(due time.Time) {
 	wait := time.Until(due)
-	if wait <= 0 {
+	if wait < shortestWait {
 		return
 	}
 	timer := time.NewTimer(wait)
@@ -312,10 +323,10 @@ func (d *driver) receiveAll(consumer pulsar.Consumer, k int, s sub, c int, tally
 			}
 		}
 	}
+	wait := waiting{parent: d.ctx}
+	defer wait.end()
 	for d.ctx.Err() == nil && (tally == nil || tally.goesOn()) {
-		ctx, cancel := context.WithTimeout(d.ctx, 100*time.Millisecond)
-		message, err := consumer.Receive(ctx)
-		cancel()
+		message, err := consumer.Receive(wait.context())
 		if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
 			continue
 		}
@@ -333,6 +344,30 @@ func (d *driver) receiveAll(consumer pulsar.Consumer, k int, s sub, c int, tally
 		}
 	}
 	acknowledgeDownTo(0)
+}
+
+// waiting hands out contexts that end within receiveWait, the same one for as long as it lasts: one for each message would cost more than the message.
+type waiting struct {
+	parent context.Context
+	ctx    context.Context
+	cancel context.CancelFunc
+}
+
+// receiveWait is how long is waited for a message before a consumer looks whether it is to end.
+const receiveWait = 100 * time.Millisecond
+
+func (w *waiting) context() context.Context {
+	if w.ctx == nil || w.ctx.Err() != nil {
+		w.end()
+		w.ctx, w.cancel = context.WithTimeout(w.parent, receiveWait)
+	}
+	return w.ctx
+}
+
+func (w *waiting) end() {
+	if w.cancel != nil {
+		w.cancel()
+	}
 }
 
 func (d *driver) openReader(client pulsar.Client, topic string, k int) (pulsar.Reader, error) {
@@ -374,10 +409,10 @@ func (d *driver) readAll(reader pulsar.Reader, k int, tally *tally) {
 	if tally != nil {
 		name = ""
 	}
+	wait := waiting{parent: d.ctx}
+	defer wait.end()
 	for d.ctx.Err() == nil && (tally == nil || tally.goesOn()) {
-		ctx, cancel := context.WithTimeout(d.ctx, 100*time.Millisecond)
-		message, err := reader.Next(ctx)
-		cancel()
+		message, err := reader.Next(wait.context())
 		if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
 			continue
 		}
@@ -393,13 +428,28 @@ func (d *driver) readAll(reader pulsar.Reader, k int, tally *tally) {
 }
 
 func (d *driver) received(message pulsar.Message, k int, s string, c int) {
-	n := numberOf(message.Payload())
-	e := event{E: "recv", N: &n, K: k, C: c, T: nowMillis(), CRC: crc32.ChecksumIEEE(message.Payload()),
-		Len: len(message.Payload()), Key: message.Key(), ID: fmt.Sprint(message.ID()), S: s}
+	stored := ""
 	if d.ids {
-		e.St = base64.StdEncoding.EncodeToString(message.ID().Serialize())
+		stored = base64.StdEncoding.EncodeToString(message.ID().Serialize())
 	}
-	d.emit(e)
+	d.outMu.Lock()
+	defer d.outMu.Unlock()
+	d.message('r', numberOf(message.Payload()), message.Payload())
+	for _, number := range []int{k, c} {
+		d.line = strconv.AppendInt(append(d.line, '\t'), int64(number), 10)
+	}
+	for _, text := range []string{s, message.Key(), stored} {
+		d.line = append(append(d.line, '\t'), text...)
+	}
+	d.write()
+}
+
+// message begins a line about a message.
+func (d *driver) message(kind byte, n int64, payload []byte) {
+	d.line = append(d.line[:0], kind)
+	for _, number := range []int64{n, time.Now().UnixMicro(), int64(crc32.ChecksumIEEE(payload))} {
+		d.line = strconv.AppendInt(append(d.line, '\t'), number, 10)
+	}
 }
 
 func (d *driver) live() {
@@ -520,6 +570,15 @@ func (d *driver) emit(e event) {
 	}
 	d.outMu.Lock()
 	defer d.outMu.Unlock()
-	_, _ = d.out.Write(append(line, '\n'))
-	_ = d.out.Flush() // a reader that went away ends this process by SIGPIPE
+	d.line = append(d.line[:0], line...)
+	d.write()
+}
+
+// write ends a line. A reader that went away ends this process by SIGPIPE.
+func (d *driver) write() { _, _ = d.out.Write(append(d.line, '\n')) }
+
+func (d *driver) flush() {
+	d.outMu.Lock()
+	defer d.outMu.Unlock()
+	_ = d.out.Flush()
 }

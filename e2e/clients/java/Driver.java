@@ -1,4 +1,6 @@
 import java.io.BufferedReader;
+import java.io.FileDescriptor;
+import java.io.FileOutputStream;
 import java.io.IOException;
 import java.io.InputStreamReader;
 import java.io.PrintStream;
@@ -32,7 +34,13 @@ import org.apache.pulsar.client.api.TypedMessageBuilder;
 
 /** The Java client behind the common command line of the client drivers (see ../README.md). */
 public final class Driver {
-    private static final PrintStream OUT = new PrintStream(System.out, true, StandardCharsets.UTF_8);
+    /** How long a line may wait for more. */
+    private static final int FLUSH_INTERVAL_MS = 5;
+    private static final int BUFFER = 64 << 10;
+    /** A wait for less is none: at high rates, waking up costs more than it brings. */
+    private static final long SHORTEST_WAIT_NS = 1_000_000;
+    private static final PrintStream OUT = new PrintStream(new FileOutputStream(FileDescriptor.out), false, StandardCharsets.UTF_8);
+    private static final StringBuilder LINES = new StringBuilder(); // guarded by itself
 
     private final Map<String, String> flags = new HashMap<>();
     private volatile boolean producing = true;
@@ -44,6 +52,13 @@ public final class Driver {
 
     private void run(String[] args) throws Exception {
         String mode = args[0];
+        Thread flusher = new Thread(() -> {
+            for (;; LockSupport.parkNanos(TimeUnit.MILLISECONDS.toNanos(FLUSH_INTERVAL_MS))) {
+                flush();
+            }
+        });
+        flusher.setDaemon(true);
+        flusher.start();
         for (int i = 1; i + 1 < args.length; i += 2) {
             flags.put(args[i].substring(2), args[i + 1]);
         }
@@ -60,6 +75,7 @@ public final class Driver {
             error("client", -1, e);
         }
         emit("{\"e\":\"done\"}");
+        flush();
         // Producers and consumers are closed; closing the client as well would only wait 2 s for its event loops.
         System.exit(0);
     }
@@ -111,7 +127,8 @@ public final class Driver {
             }
             if (sync) {
                 try {
-                    acked(n, k, payload, message.send());
+                    message.send();
+                    acked(n, k, payload);
                 } catch (PulsarClientException e) {
                     error("send", n, e);
                 }
@@ -123,7 +140,7 @@ public final class Driver {
                 if (failure != null) {
                     error("send", n, failure);
                 } else {
-                    acked(n, k, payload, id);
+                    acked(n, k, payload);
                 }
                 outstanding.arriveAndDeregister();
             });
@@ -137,13 +154,16 @@ public final class Driver {
         closing("producer", producer::close);
     }
 
-    private static void acked(long n, int k, byte[] payload, MessageId id) {
-        emit("{\"e\":\"ack\",\"n\":" + n + ",\"k\":" + k + ",\"t\":" + now() + ",\"crc\":" + crc(payload)
-                + ",\"len\":" + payload.length + ",\"id\":" + quote(id.toString()) + "}");
+    private static void acked(long n, int k, byte[] payload) {
+        long crc = crc(payload);
+        synchronized (LINES) {
+            LINES.append("a\t").append(n).append('\t').append(micros()).append('\t').append(crc).append('\t').append(k);
+            endLine();
+        }
     }
 
     private void pace(long due) {
-        for (long wait = due - System.nanoTime(); wait > 0 && producing; wait = due - System.nanoTime()) {
+        for (long wait = due - System.nanoTime(); wait >= SHORTEST_WAIT_NS && producing; wait = due - System.nanoTime()) {
             LockSupport.parkNanos(wait);
         }
     }
@@ -301,10 +321,12 @@ public final class Driver {
     private void received(Message<byte[]> message, int k, String sub, int c) {
         byte[] payload = message.getData();
         String stored = bool("ids", false) ? Base64.getEncoder().encodeToString(message.getMessageId().toByteArray()) : "";
-        emit("{\"e\":\"recv\",\"n\":" + number(payload) + ",\"k\":" + k + ",\"c\":" + c + ",\"t\":" + now()
-                + ",\"crc\":" + crc(payload) + ",\"len\":" + payload.length
-                + ",\"key\":" + quote(message.hasKey() ? message.getKey() : "") + ",\"s\":" + quote(sub) + ",\"stored\":" + quote(stored)
-                + ",\"id\":" + quote(message.getMessageId().toString()) + "}");
+        long crc = crc(payload);
+        synchronized (LINES) {
+            LINES.append("r\t").append(number(payload)).append('\t').append(micros()).append('\t').append(crc).append('\t').append(k).append('\t').append(c)
+                    .append('\t').append(sub).append('\t').append(message.hasKey() ? message.getKey() : "").append('\t').append(stored);
+            endLine();
+        }
     }
 
     /** When a consume or reader run ends: after the wanted count and the linger, or when nothing comes any more. */
@@ -432,9 +454,10 @@ public final class Driver {
         return crc.getValue();
     }
 
-    private static String now() {
+    /** Since 1970. */
+    private static long micros() {
         Instant now = Instant.now();
-        return String.format("%d.%03d", now.toEpochMilli(), now.getNano() / 1000 % 1000);
+        return now.getEpochSecond() * 1_000_000 + now.getNano() / 1000;
     }
 
     private interface Closer {
@@ -450,7 +473,7 @@ public final class Driver {
     }
 
     private static void error(String what, long n, Throwable failure) {
-        emit("{\"e\":\"error\",\"what\":" + quote(what) + ",\"n\":" + n + ",\"t\":" + now()
+        emit("{\"e\":\"error\",\"what\":" + quote(what) + ",\"n\":" + n + ",\"t\":" + micros() / 1000.0
                 + ",\"text\":" + quote(String.valueOf(failure)) + "}");
     }
 
@@ -469,6 +492,27 @@ public final class Driver {
     }
 
     private static void emit(String line) {
-        OUT.println(line);
+        synchronized (LINES) {
+            LINES.append(line);
+            endLine();
+        }
+    }
+
+    /** With the lock of LINES. */
+    private static void endLine() {
+        LINES.append('\n');
+        if (LINES.length() > BUFFER) {
+            flush();
+        }
+    }
+
+    private static void flush() {
+        synchronized (LINES) {
+            if (LINES.length() > 0) {
+                OUT.append(LINES);
+                OUT.flush();
+                LINES.setLength(0);
+            }
+        }
     }
 }

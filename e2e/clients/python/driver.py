@@ -11,7 +11,12 @@ import zlib
 
 import pulsar
 
+FLUSH_INTERVAL = 0.005  # seconds that a line may wait for more
+SHORTEST_WAIT = 0.001  # a wait for less is none: at high rates, waking up costs more than it brings
+BUFFER = 64 << 10
+OUT = open(sys.stdout.fileno(), "w", buffering=BUFFER, closefd=False)
 OUT_LOCK = threading.Lock()
+FILLER = bytearray()  # as long as it was needed so far
 TYPES = {
     "exclusive": pulsar.ConsumerType.Exclusive,
     "shared": pulsar.ConsumerType.Shared,
@@ -21,25 +26,36 @@ TYPES = {
 
 
 def emit(**event):
-    line = json.dumps(event, separators=(",", ":")) + "\n"
+    say(json.dumps(event, separators=(",", ":")) + "\n")
+
+
+def say(line):
     with OUT_LOCK:
-        sys.stdout.write(line)
-        sys.stdout.flush()
+        OUT.write(line)
+
+
+def flush_for_ever():
+    while True:
+        time.sleep(FLUSH_INTERVAL)
+        with OUT_LOCK:
+            OUT.flush()
 
 
 def error(what, failure, n=-1):
-    emit(e="error", what=what, n=n, t=now(), text=str(failure))
+    emit(e="error", what=what, n=n, t=micros() / 1000, text=str(failure))
 
 
-def now():
-    return time.time() * 1000
+def micros():
+    return time.time_ns() // 1000
 
 
 def payload_of(n, size):
     """The number, a semicolon, then printable filler that differs from number to number."""
     head = b"%d;" % n
-    block = bytes(32 + (n + i) % 90 for i in range(90))
-    return head + (block * (max(size - len(head), 0) // 90 + 1))[: max(size - len(head), 0)]
+    filler = max(size - len(head), 0)
+    while len(FILLER) < filler + 90:
+        FILLER.extend(range(32, 122))
+    return head + FILLER[n % 90 : n % 90 + filler]
 
 
 def number_of(payload):
@@ -110,7 +126,7 @@ class Driver:
         while i < count and self.producing.is_set():
             if rate:
                 wait = began + i / rate - time.monotonic()
-                if wait > 0:
+                if wait > SHORTEST_WAIT:
                     time.sleep(wait)
             n = args.start + i
             i += 1
@@ -118,7 +134,8 @@ class Driver:
             key = "key-%d" % (n % args.keys) if args.keys else None
             if args.sync:
                 try:
-                    acked(n, k, payload, producer.send(payload, partition_key=key))
+                    producer.send(payload, partition_key=key)
+                    acked(n, k, payload)
                 except Exception as failure:
                     error("send", failure, n)
                 continue
@@ -234,12 +251,9 @@ class Driver:
 
     def received(self, message, k, sub, c):
         payload = message.data()
-        identity = message.message_id()
-        emit(
-            e="recv", n=number_of(payload), k=k, c=c, t=now(), crc=zlib.crc32(payload), len=len(payload),
-            key=message.partition_key(), id=str(identity), s=sub,
-            stored=base64.b64encode(identity.serialize()).decode() if self.args.ids else "",
-        )
+        stored = base64.b64encode(message.message_id().serialize()).decode() if self.args.ids else ""
+        crc = zlib.crc32(payload)
+        say("r\t%d\t%d\t%d\t%d\t%d\t%s\t%s\t%s\n" % (number_of(payload), micros(), crc, k, c, sub, message.partition_key(), stored))
 
     # ---- live
 
@@ -311,9 +325,9 @@ class Outstanding:
             self.changed.wait_for(lambda: self.count == 0)
 
     def callback(self, n, k, payload):
-        def done(result, message_id):
+        def done(result, _):
             if result == pulsar.Result.Ok:
-                acked(n, k, payload, message_id)
+                acked(n, k, payload)
             else:
                 error("send", result, n)
             self.remove()
@@ -321,8 +335,8 @@ class Outstanding:
         return done
 
 
-def acked(n, k, payload, message_id):
-    emit(e="ack", n=n, k=k, t=now(), crc=zlib.crc32(payload), len=len(payload), id=str(message_id))
+def acked(n, k, payload):
+    say("a\t%d\t%d\t%d\t%d\n" % (n, micros(), zlib.crc32(payload), k))
 
 
 def closing(what, thing):
@@ -358,6 +372,7 @@ def main():
                         ("reader", False), ("to-end", False), ("ids", False)):
         parser.add_argument("--" + name, type=boolean, default=value)
     args = parser.parse_args()
+    start(flush_for_ever)
     driver = Driver(args)
     if args.mode == "produce":
         driver.produce(args.topic, 0, args.rate, args.count)
@@ -365,6 +380,7 @@ def main():
         {"consume": driver.consume, "reader": driver.read, "live": driver.live}[args.mode]()
     closing("client", driver.client)
     emit(e="done")
+    OUT.flush()
 
 
 if __name__ == "__main__":

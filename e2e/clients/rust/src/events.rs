@@ -1,11 +1,9 @@
-//! What the driver says: one JSON object per line, in the order in which it was said.
+//! What the driver says: one line for each event, in the order in which it was said.
 
 use std::io::Write;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{SystemTime, UNIX_EPOCH};
-
-use pulsar::proto::MessageIdData;
 
 /// Checksum of payloads: CRC-32 as in zlib.
 const CRC: crc::Crc<u32> = crc::Crc::<u32>::new(&crc::CRC_32_ISO_HDLC);
@@ -24,30 +22,18 @@ impl Output {
         self.say(format!(r#"{{"e":"ready","what":"{what}","k":{k},"c":{c}}}"#));
     }
 
-    pub fn acked(&self, n: i64, k: usize, crc: u32, len: usize, id: Option<&MessageIdData>) {
-        let id = id.map(text_of).unwrap_or_default();
-        self.say(format!(
-            r#"{{"e":"ack","n":{n},"k":{k},"t":{:.3},"crc":{crc},"len":{len},"id":"{id}"}}"#,
-            now()
-        ));
+    pub fn acked(&self, n: i64, k: usize, crc: u32) {
+        self.say(format!("a\t{n}\t{}\t{crc}\t{k}", micros()));
     }
 
-    pub fn received(&self, payload: &[u8], key: &str, id: &MessageIdData, k: usize, c: usize, s: &str) {
-        self.say(format!(
-            r#"{{"e":"recv","n":{},"k":{k},"c":{c},"t":{:.3},"crc":{},"len":{},"key":{},"id":"{}","s":{}}}"#,
-            number_of(payload),
-            now(),
-            checksum(payload),
-            payload.len(),
-            quoted(key),
-            text_of(id),
-            quoted(s),
-        ));
+    pub fn received(&self, payload: &[u8], key: &str, k: usize, c: usize, s: &str) {
+        let (n, crc) = (number_of(payload), checksum(payload));
+        self.say(format!("r\t{n}\t{}\t{crc}\t{k}\t{c}\t{s}\t{key}\t", micros()));
     }
 
     pub fn error(&self, what: &str, n: i64, text: impl std::fmt::Display) {
         let text = quoted(&text.to_string());
-        self.say(format!(r#"{{"e":"error","what":"{what}","n":{n},"t":{:.3},"text":{text}}}"#, now()));
+        self.say(format!(r#"{{"e":"error","what":"{what}","n":{n},"t":{:.3},"text":{text}}}"#, micros() as f64 / 1000.0));
     }
 
     pub fn stopped(&self) {
@@ -83,14 +69,9 @@ fn write_all(from: Receiver<Option<String>>) {
     }
 }
 
-fn text_of(id: &MessageIdData) -> String {
-    let (partition, batch) = (id.partition.unwrap_or(-1), id.batch_index.unwrap_or(-1));
-    format!("{}:{}:{partition}:{batch}", id.ledger_id, id.entry_id)
-}
-
-fn now() -> f64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).expect("a clock behind 1970");
-    since.as_micros() as f64 / 1000.0
+/// Since 1970.
+fn micros() -> u128 {
+    SystemTime::now().duration_since(UNIX_EPOCH).expect("a clock behind 1970").as_micros()
 }
 
 pub fn checksum(payload: &[u8]) -> u32 {
