@@ -105,6 +105,7 @@ func (s *Store) write(ctx context.Context, what string, w conditional) error {
 			if err := pause(ctx, time.Duration(rand.Int64N(int64(min(attempt, 20))*int64(2*time.Millisecond)))); err != nil {
 				return s.writeError(ctx, what, err, lost)
 			}
+			ctx = store.AsOf(ctx, store.Boottime()) // what was read was not the newest
 		}
 		if err := w.look(ctx); err != nil {
 			return s.writeError(ctx, what, err, lost)
@@ -216,10 +217,34 @@ func (s *Store) before(ctx context.Context, c store.Change) (*found, error) {
 			indexes = append(indexes, index)
 		}
 	}
-	if len(indexes) > 0 {
-		if err := s.findMoving(ctx, b, indexes); err != nil {
-			return nil, err
-		}
+	// Each writes what no other does: somebody waits for all of them, and maybe a fenced topic.
+	parts := []func() error{
+		func() error { return s.findEntries(ctx, b, indexes) },
+		func() (err error) {
+			b.segment, b.headStat, err = s.head(ctx)
+			return err
+		},
+	}
+	if len(c.Rules) > 0 {
+		parts = append(parts, func() (err error) {
+			b.rules, b.rulesStat, err = s.rules(ctx)
+			return err
+		})
+	}
+	if c.Switch != nil {
+		parts = append(parts, func() error { return s.findRecord(ctx, b, *c.Switch) })
+	}
+	err := parallel(len(parts), func(i int) error { return parts[i]() })
+	return b, err
+}
+
+// findEntries reads what moves of some buckets, and then the buckets.
+func (s *Store) findEntries(ctx context.Context, b *found, indexes []int) error {
+	if len(indexes) == 0 {
+		return nil
+	}
+	if err := s.findMoving(ctx, b, indexes); err != nil {
+		return err
 	}
 	buckets := make([]*store.Bucket, len(indexes))
 	stats := make([]*zk.Stat, len(indexes))
@@ -227,26 +252,12 @@ func (s *Store) before(ctx context.Context, c store.Change) (*found, error) {
 		buckets[i], stats[i], err = s.bucket(ctx, indexes[i])
 		return err
 	})
-	if err != nil {
-		return nil, err
-	}
 	for i, index := range indexes {
-		if buckets[i] != nil {
+		if err == nil && buckets[i] != nil {
 			b.buckets[index], b.stats[index] = buckets[i], stats[i]
 		}
 	}
-	if len(c.Rules) > 0 {
-		if b.rules, b.rulesStat, err = s.rules(ctx); err != nil {
-			return nil, err
-		}
-	}
-	if b.segment, b.headStat, err = s.head(ctx); err != nil {
-		return nil, err
-	}
-	if c.Switch != nil {
-		err = s.findRecord(ctx, b, *c.Switch)
-	}
-	return b, err
+	return err
 }
 
 // writes are the operations that carry c out; the last one writes the history entry. It alters b.

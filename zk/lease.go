@@ -71,6 +71,13 @@ func (l *lease) answered(session int64, sent time.Duration) {
 	l.update()
 }
 
+// syncedSince tells whether a sync of that session, which is the newest, was sent at since or later and answered.
+func (l *lease) syncedSince(since time.Duration, session int64) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.session == session && l.session != 0 && l.sent != 0 && l.sent >= since
+}
+
 // announce: this process is announced in that session; 0: in none. If that is new, the watches deliver the map once more.
 func (l *lease) announce(session int64) {
 	l.mu.Lock()
@@ -180,8 +187,12 @@ func (s *Store) Lease() time.Duration { return time.Duration(s.client.lease.unti
 // Confirmed implements store.Store.
 func (s *Store) Confirmed() time.Duration { return time.Duration(s.client.lease.confirmed.Load()) }
 
-// sync makes the server catch up with the leader; what a follower answers may be old otherwise.
+// sync makes the server catch up with the leader; what a follower answers may be old otherwise. One that was sent since the moment that ctx names
+// (store.AsOf), on the present session, is as good: no session ever goes back to what it was.
 func (s *Store) sync(ctx context.Context) error {
+	if since, ok := store.Since(ctx); ok && s.client.lease.syncedSince(since, s.client.sessionID()) {
+		return nil
+	}
 	_, err := s.syncs.Get(ctx, store.DefaultTimeout, s.syncAlone)
 	if err != nil && ctx.Err() != nil {
 		return s.client.describe(ctx, "syncing", err)

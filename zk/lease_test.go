@@ -1,6 +1,7 @@
 package zk
 
 import (
+	"context"
 	"testing"
 	"time"
 
@@ -265,5 +266,41 @@ func TestALeaseIsNotOfATimeOutThatWasLonger(t *testing.T) {
 	l.answered(7, 101*time.Second)
 	if _, until := l.present(); until != 109*time.Second {
 		t.Errorf("the session surely lives until %s, want 1m49s", until)
+	}
+}
+
+// Who reads several things as of one moment (store.AsOf) has the server catch up once; a moment that is later than the last sync needs another one.
+func TestWhatIsReadAsOfOneMomentSharesASync(t *testing.T) {
+	server := zktest.Start(t)
+	s := open(t, Config{Servers: server.Addr() + chroot()})
+	ctx := within(t, 20*time.Second)
+	read := func(ctx context.Context) (syncs uint64) {
+		t.Helper()
+		before := s.Operations()["sync"]
+		for range 10 {
+			if _, err := s.Rules(ctx); err != nil {
+				t.Fatal(err)
+			}
+			if _, _, err := s.Entry(ctx, "persistent://acme/orders/t"); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return s.Operations()["sync"] - before
+	}
+	read(ctx) // the tree is there
+	if n := read(ctx); n < 20 {
+		t.Errorf("20 reads as of now took %d syncs", n)
+	}
+	for range 3 { // each moment its own; the lease is renewed besides
+		since := store.Boottime()
+		if n := read(store.AsOf(ctx, since)); n < 1 || n > 3 {
+			t.Errorf("20 reads as of one moment took %d syncs", n)
+		}
+		if !s.client.lease.syncedSince(since, s.client.sessionID()) {
+			t.Error("nothing was synced since that moment")
+		}
+		if s.client.lease.syncedSince(store.Boottime(), s.client.sessionID()) || s.client.lease.syncedSince(since, s.client.sessionID()+1) {
+			t.Error("a sync counts for what is later than it, or for another session")
+		}
 	}
 }

@@ -234,14 +234,17 @@ func (w *mapWatch) movingEvent(index int) {
 // errStale: what was read is of another session than what was read before, and may be older.
 var errStale = errors.New("the session has changed")
 
-// followMoving reads the moving nodes that may have changed and names the buckets whose entries are others now. list: any
-// of them may have. Nothing has been taken over when it fails.
+// followMoving reads the moving nodes that may have changed and names the buckets whose entries are others now: those named, with list
+// those that have come to the list or gone from it, with all any of them. Nothing has been taken over when it fails.
+//
+// A node that is known and still listed is not read for the list's sake: the watch that was left on it tells when it changes or goes, even if
+// it has been made anew by then. So what one topic costs does not grow with how many move.
 //
 // All is read on the session that the last sync was on: a server that is behind could show an entry that has gone, or miss
 // one that is there.
-func (w *mapWatch) followMoving(ctx context.Context, list bool, indexes []int) (changed []int, err error) {
-	if list {
-		if indexes, err = w.listedMoving(ctx, indexes); err != nil {
+func (w *mapWatch) followMoving(ctx context.Context, all, list bool, indexes []int) (changed []int, err error) {
+	if all || list {
+		if indexes, err = w.listedMoving(ctx, all, indexes); err != nil {
 			return nil, err
 		}
 	}
@@ -280,8 +283,9 @@ func (w *mapWatch) followMoving(ctx context.Context, list bool, indexes []int) (
 	return changed, nil
 }
 
-// listedMoving are the buckets of which something moves or was moving, and those named.
-func (w *mapWatch) listedMoving(ctx context.Context, indexes []int) ([]int, error) {
+// listedMoving are the buckets of which something moves that is not known, or was moving and is not listed, or with all of either kind; and
+// those named.
+func (w *mapWatch) listedMoving(ctx context.Context, all bool, indexes []int) ([]int, error) {
 	path := w.s.root + "/moving"
 	names, err := w.s.client.childrenWatched(ctx, path)
 	if err != nil {
@@ -294,13 +298,19 @@ func (w *mapWatch) listedMoving(ctx context.Context, indexes []int) ([]int, erro
 			return nil, w.s.rootGone(path)
 		}
 	}
+	listed := make(map[int]bool, len(names))
 	for _, name := range names {
 		if index, ok := bucketIndex(name); ok {
-			indexes = append(indexes, index)
+			listed[index] = true
+			if old, known := w.moving[index]; all || !known || old.err != nil {
+				indexes = append(indexes, index)
+			}
 		}
 	}
 	for index := range w.moving {
-		indexes = append(indexes, index)
+		if all || !listed[index] {
+			indexes = append(indexes, index)
+		}
 	}
 	slices.Sort(indexes)
 	return slices.Compact(indexes), nil

@@ -24,6 +24,7 @@ func TestMovingEntries(t *testing.T) {
 		"a write that was compared with what is no more is not carried out": testLateWrites,
 		"a step of a switch leaves the bucket alone":                        testStepsAreSmall,
 		"a watch on the map has none on what does not move":                 testFewWatches,
+		"one more that moves costs a watch no more than the first":          testOneMoreMoves,
 		"a flip between the two nodes that are read shows no old entry":     testFlipWhileReading,
 		"a watch that begins anew does not go back":                         testMovingOverExpiry,
 		"a copy of a bucket with a moving entry is read again":              testMovingResume,
@@ -209,6 +210,43 @@ func testFewWatches(t *testing.T, server *zktest.Server) {
 		v.AwaitMap(t, nil, nil)
 	}
 	awaitWatched(0)
+}
+
+// testOneMoreMoves has topics begin to move beside many that do, and counts what a watch reads for each.
+func testOneMoreMoves(t *testing.T, server *zktest.Server) {
+	root := chroot()
+	s, other := open(t, Config{Servers: server.Addr() + root}), open(t, Config{Servers: server.Addr() + root})
+	v := storetest.Watch(t, s)
+	v.AwaitSynced(t)
+	rev := uint64(0)
+	begin := func(from, to int) (gets uint64) {
+		before := s.Operations()["get"]
+		for n := from; n < to; n++ {
+			e := moving(n, route.StatePrepared, "p", 1)
+			rev++
+			apply(t, other, step(nil, e, "p", rev))
+			v.AwaitEntry(t, *e)
+		}
+		return s.Operations()["get"] - before
+	}
+	begin(0, 40)
+	if gets := begin(40, 50); gets > 60 {
+		t.Errorf("10 topics that begin to move beside 40 others cost %d reads", gets)
+	}
+	// What is read less often still follows: each of them goes on, and goes.
+	for n := range 50 {
+		e, fenced := moving(n, route.StatePrepared, "p", 1), moving(n, route.StateFenced, "p", 1)
+		apply(t, other, step(e, fenced, "p", rev+1))
+		apply(t, other, step(fenced, nil, "p", rev+2))
+		if n%2 == 0 { // made anew at once
+			apply(t, other, step(nil, e, "p", rev+3))
+			v.AwaitEntry(t, *e)
+			apply(t, other, step(e, nil, "p", rev+4))
+			rev += 2
+		}
+		rev += 2
+	}
+	v.AwaitMap(t, nil, nil)
 }
 
 // testFlipWhileReading has the server answer for the bucket as it was before the flip, and holds that answer back until the

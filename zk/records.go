@@ -248,11 +248,18 @@ func (s *Store) Acks(ctx context.Context, id string) ([]switching.Ack, error) {
 	if err := s.fresh(ctx); err != nil {
 		return nil, err
 	}
-	if _, _, err := s.record(ctx, id); err != nil {
-		return nil, err
+	if store.CheckID("switch", id) != nil {
+		return nil, fmt.Errorf("switch %q: %w", id, store.ErrNotFound)
 	}
+	// The node is made and removed with the record of the switch.
 	path := s.switchPath(id) + "/acks"
-	names, err := s.children(ctx, path)
+	names, err := read(ctx, s.client, "listing "+path, func(c *zk.Conn) ([]string, error) {
+		names, _, err := c.Children(path)
+		return names, err
+	})
+	if errors.Is(err, zk.ErrNoNode) {
+		return nil, fmt.Errorf("switch %s: %w", id, store.ErrNotFound)
+	}
 	if err != nil {
 		return nil, err
 	}

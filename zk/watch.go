@@ -177,12 +177,12 @@ func (w *mapWatch) wake() {
 func (w *mapWatch) pass(ctx context.Context, synced *bool, sink func(store.Update)) {
 	w.mu.Lock()
 	all := w.all
-	dirty, dirtyMoving, listMoving := w.dirty, w.dirtyMoving, w.listMoving || all
+	dirty, dirtyMoving, listMoving := w.dirty, w.dirtyMoving, w.listMoving
 	w.dirty, w.dirtyMoving, w.listMoving = [len(w.dirty)]bool{}, [len(w.dirtyMoving)]bool{}, false
 	w.all = false
 	w.mu.Unlock()
 	indexes, moving := marked(dirty[:], all), marked(dirtyMoving[:], false)
-	if len(indexes) == 0 && len(moving) == 0 && !listMoving {
+	if len(indexes) == 0 && len(moving) == 0 && !listMoving && !all {
 		return
 	}
 	var err error
@@ -198,7 +198,7 @@ func (w *mapWatch) pass(ctx context.Context, synced *bool, sink func(store.Updat
 	}
 	var others []int
 	if err == nil {
-		others, err = w.followMoving(ctx, listMoving, moving)
+		others, err = w.followMoving(ctx, all, listMoving, moving)
 	}
 	if ctx.Err() != nil {
 		return
