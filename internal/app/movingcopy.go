@@ -1,6 +1,7 @@
 package app
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -10,9 +11,12 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
+	"time"
 
 	"pointsman/core/route"
+	"pointsman/store"
 )
 
 // movingCopy is a small file beside the disk copy of the map, with the entries of topics that are prepared or fenced. A proxy must not
@@ -21,8 +25,14 @@ import (
 type movingCopy struct {
 	path string
 
+	// file is held while the file is written or renamed, and mu never for so long. Who has both takes file first.
+	file   sync.Mutex
+	writes store.Joint[struct{}] // whoever puts an entry at the same moment shares a write
+
 	mu      sync.Mutex
-	entries map[string]route.Entry // guarded by mu: what is on the disk
+	entries map[string]route.Entry // guarded by mu: what the file is to hold
+	changes uint64                 // guarded by mu: counts what has changed in entries
+	written uint64                 // guarded by mu: changes as of what is on the disk
 	broken  bool                   // guarded by mu: what is on the disk cannot be used
 	aside   bool                   // guarded by mu: nothing is written any more
 }
@@ -78,29 +88,24 @@ func (c *movingCopy) load(table *route.Table) (*route.Table, error) {
 // errAside: a process that has left the roster must not say that its disk knows something.
 var errAside = errors.New("this proxy is leaving the roster")
 
-// put adds an entry, durably.
+// put adds an entry, durably. One that could not be written stays to be written: it is what the map says.
 func (c *movingCopy) put(e route.Entry) error {
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.aside {
-		return errAside
-	}
 	before, had := c.entries[e.Topic]
-	if had && before == e {
+	if had && before == e && c.written == c.changes && !c.aside {
+		c.mu.Unlock()
 		return nil
 	}
-	c.entries[e.Topic] = e
-	if err := c.write(); err != nil {
-		delete(c.entries, e.Topic)
-		if had {
-			c.entries[e.Topic] = before
-		}
-		return err
+	if !c.aside {
+		c.entries[e.Topic] = e
+		c.changes++
 	}
-	return nil
+	c.mu.Unlock()
+	_, err := c.writes.Get(context.Background(), time.Hour, func(context.Context) (struct{}, error) { return struct{}{}, c.write() })
+	return err
 }
 
-// all is what is on the disk.
+// all is what the file is to hold.
 func (c *movingCopy) all() map[string]route.Entry {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -111,25 +116,33 @@ func (c *movingCopy) all() map[string]route.Entry {
 // came later is not in it yet, and must not be forgotten.
 func (c *movingCopy) settle(table *route.Table, known map[string]route.Entry) error {
 	c.mu.Lock()
-	defer c.mu.Unlock()
 	if c.aside {
+		c.mu.Unlock()
 		return nil
 	}
 	over := 0
 	for topic, e := range known {
 		if have, ok := table.Entry(topic); c.entries[topic] == e && (!ok || have.State == route.StateActive || have.State == route.StateDraining) {
 			delete(c.entries, topic)
+			c.changes++
 			over++
 		}
 	}
-	if over == 0 && !c.broken {
+	idle := over == 0 && !c.broken
+	c.mu.Unlock()
+	if idle {
 		return nil
 	}
-	return c.write()
+	if err := c.write(); !errors.Is(err, errAside) {
+		return err
+	}
+	return nil
 }
 
 // setAside keeps the file from being loaded and written again; takeBack undoes it.
 func (c *movingCopy) setAside() error {
+	c.file.Lock()
+	defer c.file.Unlock()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.aside = true
@@ -137,17 +150,27 @@ func (c *movingCopy) setAside() error {
 }
 
 func (c *movingCopy) takeBack() error {
+	c.file.Lock()
+	defer c.file.Unlock()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.aside = false
 	return renameIfThere(c.path+asideSuffix, c.path)
 }
 
-// write replaces the file; mu is held.
+// write replaces the file by the entries of this moment.
 func (c *movingCopy) write() error {
-	all := make([]route.Entry, 0, len(c.entries))
-	for _, e := range c.entries {
-		all = append(all, e)
+	c.file.Lock()
+	defer c.file.Unlock()
+	c.mu.Lock()
+	if c.aside {
+		c.mu.Unlock()
+		return errAside
+	}
+	all, changes := slices.Collect(maps.Values(c.entries)), c.changes
+	c.mu.Unlock()
+	if all == nil {
+		all = []route.Entry{}
 	}
 	entries, err := json.Marshal(all)
 	if err != nil {
@@ -161,6 +184,8 @@ func (c *movingCopy) write() error {
 	if err := writeDurably(c.path, raw); err != nil {
 		return fmt.Errorf("writing the copy of moving topics: %w", err)
 	}
-	c.broken = false
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.broken, c.written = false, changes
 	return nil
 }

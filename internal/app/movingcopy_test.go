@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -408,5 +409,48 @@ func TestAStopEndsMembershipAndCopyTogether(t *testing.T) {
 				t.Errorf("the roster is %+v, %v", members, err)
 			}
 		})
+	}
+}
+
+// Of many topics that are prepared at the same moment each is on the disk when its own put has returned, and they take a few writes, not one each.
+func TestTopicsThatArePreparedTogetherShareAWrite(t *testing.T) {
+	dir := t.TempDir()
+	c := newMovingCopy(dir)
+	const topics = 64
+	c.file.Lock() // as if another write were under way
+	var group sync.WaitGroup
+	var mu sync.Mutex
+	writes := map[uint64]bool{}
+	for i := range topics {
+		e := route.Entry{Topic: fmt.Sprintf("persistent://acme/orders/t%d", i), Cluster: "a", State: route.StatePrepared, SwitchID: "sw-1", Attempt: 1}
+		group.Go(func() {
+			if err := c.put(e); err != nil {
+				t.Error(err)
+				return
+			}
+			again := newMovingCopy(dir)
+			if _, err := again.load(route.Empty()); err != nil || again.entries[e.Topic] != e {
+				t.Errorf("%s was put, and the disk has %+v, %v", e.Topic, again.entries[e.Topic], err)
+			}
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			mu.Lock()
+			defer mu.Unlock()
+			writes[c.written] = true
+		})
+	}
+	for {
+		c.mu.Lock()
+		all := len(c.entries)
+		c.mu.Unlock()
+		if all == topics {
+			break
+		}
+		runtime.Gosched()
+	}
+	c.file.Unlock()
+	group.Wait()
+	if len(writes) > 3 {
+		t.Errorf("%d writes for %d topics", len(writes), topics)
 	}
 }
