@@ -142,6 +142,9 @@ func batchProgress(b switching.Batch, now time.Time) string {
 	if b.HoldP99 > 0 {
 		fmt.Fprintf(&t, "; hold p50 %.0f ms, p99 %.0f ms", b.HoldP50, b.HoldP99)
 	}
+	if b.AtOnce > 0 && b.Pause == nil {
+		fmt.Fprintf(&t, "; %d at once for now", b.AtOnce)
+	}
 	if !b.ETA.IsZero() {
 		fmt.Fprintf(&t, "; done in about %s", max(b.ETA.Sub(now), 0).Round(time.Second))
 	}

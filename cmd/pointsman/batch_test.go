@@ -96,6 +96,8 @@ func TestTheProgressOfABatchIsOneLine(t *testing.T) {
 	b.State, b.Wave, b.Count = switching.BatchMoving, 1, switching.BatchCount{Total: 1000, Moved: 400, Running: 8, Failed: 3, Blocked: 2, Skipped: 1, Troubled: 1}
 	b.HoldP50, b.HoldP99, b.ETA = 120.4, 310, now.Add(83*time.Second)
 	f(b, "moving, wave 2 of 2: 400 of 1000 moved, 8 under way, 3 failed, 2 blocked, 1 skipped, 1 incomplete; hold p50 120 ms, p99 310 ms; done in about 1m23s")
+	b.AtOnce = 5
+	f(b, "moving, wave 2 of 2: 400 of 1000 moved, 8 under way, 3 failed, 2 blocked, 1 skipped, 1 incomplete; hold p50 120 ms, p99 310 ms; 5 at once for now; done in about 1m23s")
 	b.Pause, b.ETA = &switching.BatchPause{}, time.Time{}
 	f(b, "paused, wave 2 of 2: 400 of 1000 moved, 8 under way, 3 failed, 2 blocked, 1 skipped, 1 incomplete; hold p50 120 ms, p99 310 ms")
 	b.State, b.Count = switching.BatchDone, switching.BatchCount{Total: 1, Moved: 1}

@@ -65,7 +65,7 @@ const (
 type BatchLimits struct {
 	// Waves are how many topics have moved when each wave is over: numbers ("1") or shares ("10%"). The last one is everything.
 	Waves []string `json:"waves"`
-	// Pace is how many switches begin in a second at most; 0 for no limit. Parallel is how many are under way at once.
+	// Pace is how many switches begin in a second at most; 0 for no limit. Parallel is how many are under way at once at most.
 	Pace     float64 `json:"pace,omitempty"`
 	Parallel int     `json:"parallel"`
 	// MaxFailed is the share of aborted and incomplete switches above which the batch pauses, 0 to 1; MaxHoldMillis the same for the 99th
@@ -124,6 +124,8 @@ type Batch struct {
 	// HoldP50 and HoldP99 are of the last holds, in milliseconds.
 	HoldP50 float64 `json:"hold_p50_ms,omitempty"`
 	HoldP99 float64 `json:"hold_p99_ms,omitempty"`
+	// AtOnce is how many switches are under way at once at most, when that is fewer than Limits.Parallel: publishers would only wait longer.
+	AtOnce int `json:"at_once,omitempty"`
 	// ETA is when it would end at the pace of its last topics; zero when that is not known.
 	ETA time.Time `json:"eta,omitzero"`
 	// Warnings are what its operator should know that stops nothing: siblings that stay behind, above all.

@@ -85,6 +85,7 @@ type BatchRun struct {
 	begin   time.Time    // when the next switch may begin
 	written bool         // the record is as others have to see it
 
+	ease     ease
 	holds    []float64 // the last ones, since the last resume
 	p50, p99 float64   // of holds
 	ends     []time.Time
@@ -109,8 +110,12 @@ func NewBatchRun(b Batch, items []BatchItem) *BatchRun {
 func (r *BatchRun) Batch(now time.Time) Batch {
 	b := r.b
 	b.Count.Running = 0
+	b.AtOnce = 0
 	if b.State == BatchMoving {
 		b.Count.Running = len(r.busy)
+		if limit := r.parallel(); r.ease.most(limit) < limit {
+			b.AtOnce = r.ease.most(limit)
+		}
 	}
 	if len(r.holds) > 0 {
 		b.HoldP50, b.HoldP99 = r.p50, r.p99
@@ -195,6 +200,7 @@ func (r *BatchRun) Ended(now time.Time, i int, e ItemEnd) {
 	if e.HoldMillis > 0 && !e.Inherited {
 		r.holds = keep(r.holds, e.HoldMillis, holdsKept)
 		r.p50, r.p99 = quantile(r.holds, 0.5), quantile(r.holds, 0.99)
+		r.ease.ended(e.HoldMillis, len(r.busy), r.parallel())
 	}
 	switch {
 	case e.State == ItemMoved:
@@ -304,7 +310,10 @@ func (r *BatchRun) move(now time.Time) BatchStep {
 	switch {
 	case r.looking && !r.looked: // of a new wave
 		return BatchStep{Why: "a look at replication"}
-	case len(r.busy) >= min(max(r.b.Limits.Parallel, 1), MaxBatchParallel):
+	case len(r.busy) >= r.ease.most(r.parallel()):
+		if r.looking { // its end is reported
+			return BatchStep{Why: "switches under way"}
+		}
 		return BatchStep{Until: r.lookAt, Why: "switches under way"}
 	case now.Before(r.begin):
 		return BatchStep{Until: r.begin, Why: "its pace"}
@@ -319,6 +328,9 @@ func (r *BatchRun) move(now time.Time) BatchStep {
 	r.busy[i] = true
 	return BatchStep{Do: BatchStart, Item: i}
 }
+
+// parallel is how many switches the batch may have under way at once by its limits.
+func (r *BatchRun) parallel() int { return min(max(r.b.Limits.Parallel, 1), MaxBatchParallel) }
 
 // waveEnd is where the wave under way ends.
 func (r *BatchRun) waveEnd() int {
@@ -365,7 +377,7 @@ func (r *BatchRun) retry(now time.Time) {
 		return
 	}
 	r.b.Retried, r.written, r.next = r.b.Resumed, false, 0
-	r.holds, r.ends, r.judged, r.troubled, r.looked, r.rounds, r.begin = nil, nil, 0, 0, false, 0, now
+	r.holds, r.ends, r.judged, r.troubled, r.looked, r.rounds, r.begin, r.ease = nil, nil, 0, 0, false, 0, now, ease{}
 	for i := range r.items {
 		it := &r.items[i]
 		if r.busy[i] || it.State != ItemFailed && (it.State != ItemBlocked || r.b.Limits.OnBlocked == SkipOnBlocked) {
