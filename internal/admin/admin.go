@@ -111,6 +111,8 @@ type Server struct {
 	stop context.CancelFunc // ends the batches
 	life context.Context
 	wg   sync.WaitGroup // batches
+	// members is shared by all details that are made in the same moment: a batch shows many switches.
+	members store.Joint[[]store.Proxy]
 
 	mu      sync.Mutex
 	batches []*batch // oldest first, bounded by maxBatches

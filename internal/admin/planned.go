@@ -539,8 +539,11 @@ func (s *Server) amend(ctx context.Context, rec switching.Record, change func(*s
 // detailPlanned adds to a record what the proxies have said of its present attempt, and who has not said yet what is waited for.
 func (s *Server) detailPlanned(ctx context.Context, rec switching.Record) (SwitchDetail, error) {
 	d := SwitchDetail{Record: rec, Acks: []switching.Ack{}}
-	acks, err := s.store.Acks(ctx, rec.ID)
-	if err != nil {
+	var acks []switching.Ack
+	var err error
+	if rec.State == switching.StateDone && rec.Receipt != nil && len(rec.Receipt.Acks) > 0 {
+		acks = rec.Receipt.Acks // nobody has more to say
+	} else if acks, err = s.store.Acks(ctx, rec.ID); err != nil {
 		return d, err
 	}
 	for _, a := range acks {
@@ -567,7 +570,7 @@ func (s *Server) detailPlanned(ctx context.Context, rec switching.Record) (Switc
 	default:
 		return d, nil // nobody is waited for
 	}
-	members, err := s.store.Proxies(ctx)
+	members, err := s.members.Get(ctx, store.DefaultTimeout, s.store.Proxies)
 	if err != nil {
 		return d, err
 	}

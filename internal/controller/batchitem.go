@@ -155,6 +155,7 @@ func (d *batchDriver) preflight(ctx context.Context, j job) (from route.Decision
 }
 
 func (d *batchDriver) judge(ctx context.Context, j job) (from route.Decision, e switching.ItemEnd, err error) {
+	ctx = store.AsOf(ctx, store.Boottime())
 	if from, err = d.c.decide(ctx, j.topic); err != nil {
 		return from, e, err
 	}

@@ -51,9 +51,10 @@ type Controller struct {
 	cfg   Config
 	nudge chan struct{} // capacity 1
 	stats stats
-	// roster is shared by all switches that look at it in the same moment, and names by all preflights of a batch.
+	// roster is shared by all switches that look at it in the same moment, names and seats by all preflights of a batch.
 	roster store.Joint[roster]
 	names  listing
+	seats  seats
 	began  func(switching.Step) // tests look on; nil otherwise
 }
 
@@ -259,6 +260,7 @@ type driver struct {
 	floor    *route.Entry        // the entry that only keeps an epoch, of a topic that rules decide
 	topic    Topic               // nil before it is opened
 	ways     [len(carryWays)]int // subscriptions that it has carried, by how
+	acks     []switching.Ack     // of the last survey
 	assign   chan assignment
 	brokers  *assignment
 }
@@ -458,7 +460,7 @@ func (d *driver) ask(ctx context.Context, cluster string) {
 // begins tells whether nothing of the switch has been done yet, as of now. The list that it was found in may be seconds old, and on a cluster that
 // clients use no cursor is touched (C8).
 func (d *driver) begins(ctx context.Context) bool {
-	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
+	ctx, cancel := context.WithTimeout(store.AsOf(ctx, store.Boottime()), stepTimeout)
 	defer cancel()
 	r := d.read(ctx)
 	return r.Answer == switching.OK && d.rec.Attempt == d.key.Attempt && d.rec.State == switching.StateRequested && d.rec.Wish == "" &&

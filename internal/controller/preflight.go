@@ -78,10 +78,9 @@ func (c *Controller) Check(ctx context.Context, req switching.CheckRequest) (swi
 	defer cancel()
 	s := &survey{req: req, nativeIDs: c.cfg.NativeIDs, now: began}
 	var err error
-	if s.members, err = c.cfg.Store.Proxies(ctx); err != nil {
+	if s.members, s.leader, s.leaderErr, err = c.seated(ctx, req.Batch); err != nil {
 		return switching.Preflight{}, err
 	}
-	s.leader, s.leaderErr = c.cfg.Store.Leader(ctx)
 	from, to := c.cfg.Clients[req.From], c.cfg.Clients[req.To]
 	for name, client := range map[string]*pulsaradmin.Client{req.From: from, req.To: to} {
 		if client == nil {
@@ -111,6 +110,40 @@ func (c *Controller) Check(ctx context.Context, req switching.CheckRequest) (swi
 	p := s.judge()
 	p.At = began
 	return p, nil
+}
+
+// seats are the members and the leader as they were a moment ago. Preflights of a batch go by them: whether a topic may flip, its own
+// survey decides.
+type seats struct {
+	mu        sync.Mutex
+	at        time.Time // all guarded by mu
+	members   []store.Proxy
+	leader    string
+	leaderErr error
+}
+
+// seatsKept is how old they may be.
+const seatsKept = time.Second
+
+// seated are the members and the leader: as of now, or in a batch as of a moment ago.
+func (c *Controller) seated(ctx context.Context, batch bool) (members []store.Proxy, leader string, leaderErr, err error) {
+	if !batch {
+		if members, err = c.cfg.Store.Proxies(ctx); err == nil {
+			leader, leaderErr = c.cfg.Store.Leader(ctx)
+		}
+		return members, leader, leaderErr, err
+	}
+	k := &c.seats
+	k.mu.Lock() // those who come meanwhile wait: they would all read the same
+	defer k.mu.Unlock()
+	if time.Since(k.at) > seatsKept {
+		began := time.Now()
+		if members, leader, leaderErr, err = c.seated(ctx, false); err != nil {
+			return nil, "", nil, err
+		}
+		k.at, k.members, k.leader, k.leaderErr = began, members, leader, leaderErr
+	}
+	return k.members, k.leader, k.leaderErr, nil
 }
 
 // read takes the facts of both clusters; siblings names what belongs to the topic.

@@ -78,11 +78,15 @@ func (d *driver) carried(all []switching.Carried) {
 	rc.Subscriptions = all[:min(len(all), switching.MaxCarried)]
 }
 
-// addAcks writes down what the proxies have said. Without it the receipt is still true.
-func (d *driver) addAcks(ctx context.Context) {
-	acks, err := d.c.cfg.Store.Acks(ctx, d.key.Switch)
-	if err != nil {
-		return
+// addAcks writes down what the proxies have said. Without it the receipt is still true. A switch is done because all have said what there is to say
+// when they were last asked; of others there may be more by now.
+func (d *driver) addAcks(ctx context.Context, end switching.State) {
+	acks := d.acks
+	if end != switching.StateDone || acks == nil {
+		var err error
+		if acks, err = d.c.cfg.Store.Acks(ctx, d.key.Switch); err != nil {
+			return
+		}
 	}
 	rc := d.receipt()
 	rc.Acks = nil

@@ -14,7 +14,7 @@ import (
 // do performs one step. It never repeats a write by itself. by, when not zero, is until when the clusters may take. With watch a step on the clusters ends, as cut, when
 // the switch is to be given up.
 func (d *driver) do(ctx context.Context, step switching.Step, by time.Time, watch bool) (r switching.Report, cut bool) {
-	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
+	ctx, cancel := context.WithTimeout(store.AsOf(ctx, store.Boottime()), stepTimeout)
 	defer cancel()
 	switch step.Work {
 	case switching.WorkRead:
@@ -198,7 +198,7 @@ func (d *driver) guards(ctx context.Context, e route.Entry) ([]store.RuleChange,
 func (d *driver) record(ctx context.Context, step switching.Step) switching.Report {
 	rec := d.next(step.Record)
 	if rec.State.Over() {
-		d.addAcks(ctx)
+		d.addAcks(ctx, rec.State)
 		rec.Receipt = cloneReceipt(d.rec.Receipt)
 	}
 	r := written(d.c.cfg.Store.PutSwitch(ctx, rec))
@@ -246,6 +246,7 @@ func (d *driver) survey(ctx context.Context) switching.Report {
 	if r.Survey.Acks, err = st.Acks(ctx, d.key.Switch); err != nil {
 		return notYet(err)
 	}
+	d.acks = r.Survey.Acks
 	return r
 }
 
@@ -256,6 +257,7 @@ type roster struct {
 }
 
 func (c *Controller) readRoster(ctx context.Context) (r roster, err error) {
+	ctx = store.AsOf(ctx, store.Boottime()) // and not of who asked first: this is for others too
 	if r.proxies, err = c.cfg.Store.Proxies(ctx); err == nil {
 		r.stones, err = c.cfg.Store.Tombstones(ctx)
 	}
