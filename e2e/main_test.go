@@ -82,7 +82,11 @@ func runAll(m *testing.M) (code int) {
 		}()
 	}
 	began = time.Now()
-	if rig, err = OpenRig(ctx, artifacts, processes, dir); err != nil {
+	open := OpenRig
+	if os.Getenv("E2E_RIG") == "map" {
+		open = OpenMap
+	}
+	if rig, err = open(ctx, artifacts, processes, dir); err != nil {
 		return fail(err)
 	}
 	fmt.Printf("e2e: rig ready after %.1f s (taken over from an earlier run: %v)\n", time.Since(began).Seconds(), rig.Reused)

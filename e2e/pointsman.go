@@ -30,7 +30,7 @@ type Pointsman struct {
 }
 
 // StartPointsman runs `pointsman serve` under the given name and waits until it is ready. config is YAML without
-// listeners and names (see PointsmanConfig); dir is emptied and becomes its state directory.
+// listeners and names (see PointsmanConfig), and tells of the log first, if at all; dir is emptied and becomes its state directory.
 func StartPointsman(ctx context.Context, art *Artifacts, procs *Processes, dir, name, config string) (*Pointsman, error) {
 	if art.PointsmanErr != nil {
 		return nil, fmt.Errorf("no Pointsman to test: %w", art.PointsmanErr)
@@ -41,6 +41,9 @@ func StartPointsman(ctx context.Context, art *Artifacts, procs *Processes, dir, 
 	}
 	p := &Pointsman{Name: name, URL: "pulsar://" + local(ports[0]), TLS: fmt.Sprintf("pulsar+ssl://localhost:%d", ports[2]), Ops: "http://" + local(ports[1]), art: art}
 	path := filepath.Join(dir, name, "pointsman.yaml")
+	if !strings.HasPrefix(config, "log:") {
+		config = "log: { level: debug }\n" + config
+	}
 	if err := freshFile(path, fmt.Sprintf(`listeners:
   pulsar: %s
   pulsar_tls: %s
@@ -48,7 +51,6 @@ func StartPointsman(ctx context.Context, art *Artifacts, procs *Processes, dir, 
 advertised_url: %s
 proxy_id: %s
 state_dir: %s
-log: { level: debug }
 shutdown: { drain_delay: 0s }
 %s`, local(ports[0]), local(ports[2]), local(ports[1]), p.URL, name, filepath.Join(dir, name), config)); err != nil {
 		return nil, err

@@ -99,6 +99,25 @@ func OpenRig(ctx context.Context, art *Artifacts, procs *Processes, dir string) 
 	return r, r.start(ctx)
 }
 
+// OpenMap starts the map's ZooKeeper alone, for tests on fake brokers; there are no clusters.
+func OpenMap(ctx context.Context, art *Artifacts, procs *Processes, dir string) (*Rig, error) {
+	r := &Rig{Dir: dir, art: art, procs: procs, processes: map[string]*Process{}}
+	if err := r.lockFolder(); err != nil {
+		return nil, err
+	}
+	ports, err := FreePorts(1)
+	if err != nil {
+		return nil, err
+	}
+	r.MapZK = local(ports[0])
+	if err := r.writeCertificates(); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, startLimit)
+	defer cancel()
+	return r, r.StartMapZooKeeper(ctx)
+}
+
 // lockFolder keeps a second run of the tests out of the folder until this process ends.
 func (r *Rig) lockFolder() (err error) {
 	if r.lock, err = os.Create(filepath.Join(r.Dir, "lock")); err != nil {

@@ -34,24 +34,12 @@ import (
 func TestANamespaceOfManyTopicsMoves(t *testing.T) {
 	t.Run("fake", func(t *testing.T) {
 		n := count("E2E_TOPICS", 60)
-		a, b := testkit.NewCluster("a", testkit.Options{Brokers: 2, LogSize: 1}), testkit.NewCluster("b", testkit.Options{Brokers: 2, LedgerBase: 1 << 20, LogSize: 1})
-		t.Cleanup(a.Close)
-		t.Cleanup(b.Close)
-		replication := testkit.Replicate(a, b, testkit.ReplicationOptions{})
-		t.Cleanup(replication.Close)
-		topics := make([]string, n)
-		for i := range topics {
-			topics[i] = fmt.Sprintf("persistent://acme/many/t-%05d", i)
-			for _, c := range []*testkit.Cluster{a, b} {
-				c.CreateTopic(topics[i], 0)
-			}
-			a.Acknowledge(topics[i], "s", func(int) bool { return true })
+		a, config, topics := fakePair(t, "acme/many", "many-fake-"+runID, n, true)
+		for _, topic := range topics {
+			a.Acknowledge(topic, "s", func(int) bool { return true })
 		}
-		chroot := "many-fake-" + runID
-		config := fmt.Sprintf("store: { type: zookeeper, servers: %q, session_timeout: 10s }\ndefault_cluster: a\nclusters:\n", rig.MapZK+"/"+chroot) +
-			fmt.Sprintf("  a: { service_url: %q, web_url: %q }\n  b: { service_url: %q, web_url: %q }\n", a.ServiceURL(), a.Web(), b.ServiceURL(), b.Web())
 		moveNamespace(t, many{
-			what: fmt.Sprintf("%d topics on fake brokers", n), namespace: "acme/many", topics: topics, config: rig.listenerTLS("proxy") + config, chroot: chroot,
+			what: fmt.Sprintf("%d topics on fake brokers", n), namespace: "acme/many", topics: topics, config: config, chroot: "many-fake-" + runID,
 			rate: max(0.1, 200/float64(n)),
 		})
 	})
@@ -68,6 +56,69 @@ func TestANamespaceOfManyTopicsMoves(t *testing.T) {
 			rate: max(0.5, 100/float64(n)),
 		})
 	})
+}
+
+// fakePair are two fake clusters with topics of a namespace, on both or on the first only, and what proxies need to know of them.
+func fakePair(t *testing.T, namespace, chroot string, n int, onBoth bool) (a *testkit.Cluster, config string, topics []string) {
+	t.Helper()
+	a = testkit.NewCluster("a", testkit.Options{Brokers: 2, LogSize: 1})
+	b := testkit.NewCluster("b", testkit.Options{Brokers: 2, LedgerBase: 1 << 20, LogSize: 1})
+	t.Cleanup(a.Close)
+	t.Cleanup(b.Close)
+	replication := testkit.Replicate(a, b, testkit.ReplicationOptions{})
+	t.Cleanup(replication.Close)
+	topics = make([]string, n)
+	for i := range topics {
+		topics[i] = fmt.Sprintf("persistent://%s/t-%06d", namespace, i)
+		a.CreateTopic(topics[i], 0)
+		if onBoth {
+			b.CreateTopic(topics[i], 0)
+		}
+	}
+	return a, rig.listenerTLS("proxy") + fmt.Sprintf("store: { type: zookeeper, servers: %q, session_timeout: 10s }\ndefault_cluster: a\nclusters:\n", rig.MapZK+"/"+chroot) +
+		fmt.Sprintf("  a: { service_url: %q, web_url: %q }\n  b: { service_url: %q, web_url: %q }\n", a.ServiceURL(), a.Web(), b.ServiceURL(), b.Web()), topics
+}
+
+// The largest batch that one command may ask for: what its plan takes, and to write it down. E2E_PLANNED is the number of topics; nothing moves.
+func TestALargeBatchIsPlannedAndWrittenDown(t *testing.T) {
+	n := count("E2E_PLANNED", 2000)
+	chroot := "planned-many-" + runID
+	_, config, _ := fakePair(t, "acme/huge", chroot, n, false)
+	ctx := limited(t, 5*time.Minute)
+	p, err := StartPointsman(ctx, artifacts, processes, rig.Dir, chroot, "log: { level: info }\n"+config)
+	must(t, err)
+	t.Cleanup(func() { _ = p.Proc.Stop(20 * time.Second) })
+	idle := peakMemory(t, p)
+	var dry, started struct {
+		ID         string `json:"id"`
+		Total      int    `json:"total"`
+		Preflights []any  `json:"preflights"`
+	}
+	began := time.Now()
+	must(t, p.CLI(ctx, &dry, "switch", "start", "--namespace", "acme/huge", "--to", "b", "--dry-run", "--force"))
+	planned, plannedMemory := time.Since(began), peakMemory(t, p)
+	if dry.Total != n || dry.ID != "" || len(dry.Preflights) != min(n, 64) {
+		t.Errorf("dry run: %d topics, %d preflights, id %q; want %d, %d, none", dry.Total, len(dry.Preflights), dry.ID, n, min(n, 64))
+	}
+	began = time.Now()
+	must(t, p.CLI(ctx, &started, "switch", "start", "--namespace", "acme/huge", "--to", "b", "--force", "--no-wait"))
+	written := time.Since(began)
+	must(t, p.CLI(ctx, nil, "switch", "abort", started.ID, "--no-wait"))
+	p.Map = rig.MapZK + "/" + chroot
+	st := openMap(t, p)
+	b := awaitBatch(t, st, started.ID, "to end", func(b switching.Batch) bool { return b.State.Over() })
+	parts, err := st.BatchParts(ctx, started.ID)
+	must(t, err)
+	topics, largest := 0, 0
+	for _, part := range parts {
+		topics += len(part.Items)
+		largest = max(largest, len(part.Items))
+	}
+	t.Logf("PLANNED %d topics: --dry-run %.1f s; asked for, written down in %d parts, in %.1f s; peak memory of the proxy %.0f MiB when idle, %.0f MiB after the dry run, %.0f MiB in the end",
+		n, planned.Seconds(), len(parts), written.Seconds(), idle, plannedMemory, peakMemory(t, p))
+	if b.State != switching.BatchAborted || b.Count.Moved != 0 || topics != n || started.Total != n {
+		t.Errorf("%s, %+v, %d topics in %d parts, of at most %d; want %d, and none moved", b.State, b.Count, topics, len(parts), largest, n)
+	}
 }
 
 func count(variable string, otherwise int) int {
@@ -91,7 +142,7 @@ func moveNamespace(t *testing.T, m many) {
 	ctx := limited(t, 9*time.Minute)
 	proxies := make([]*Pointsman, proxiesOfMany)
 	for i := range proxies {
-		p, err := StartPointsman(ctx, artifacts, processes, rig.Dir, fmt.Sprintf("%s-%d", m.chroot, i+1), strings.ReplaceAll(m.config, "level: debug", "level: info"))
+		p, err := StartPointsman(ctx, artifacts, processes, rig.Dir, fmt.Sprintf("%s-%d", m.chroot, i+1), "log: { level: info }\n"+m.config)
 		must(t, err)
 		t.Cleanup(func() { _ = p.Proc.Stop(20 * time.Second) })
 		p.Map, proxies[i] = rig.MapZK+"/"+m.chroot, p
@@ -99,14 +150,14 @@ func moveNamespace(t *testing.T, m many) {
 	traffic := startTraffic(t, m, proxies)
 	st := openMap(t, proxies[0])
 	// A process that is younger than a minute vouches for nothing of its predecessor: every topic would be evicted on the old cluster.
-	requests, began := zookeeperRequests(t), time.Now()
+	requests, before, began := zookeeperRequests(t), operations(t, proxies), time.Now()
 	evicted := evictions(t, proxies)
 	peak := watch(ctx, t, proxies, evicted)
-	status := moveAll(ctx, t, proxies[0], m.namespace)
+	batch := moveAll(ctx, t, st, proxies[0], m.namespace)
 	took := time.Since(began)
-	records := recordsOf(ctx, t, st, status.ID, len(m.topics))
+	records := recordsOf(ctx, t, st, batch.ID, len(m.topics))
 	perSecond, busiest := peak()
-	asked := zookeeperRequests(t) - requests
+	asked, after := zookeeperRequests(t)-requests, operations(t, proxies)
 	sent, digest := traffic.stop()
 
 	holds := make([]float64, 0, len(records))
@@ -125,12 +176,50 @@ func moveNamespace(t *testing.T, m many) {
 	t.Logf("MOVED %s: %.1f s in all; hold p50 %.0f ms, p99 %.0f ms, max %.0f ms; evictions %.0f/s, in the busiest second %.0f; %.1f ZooKeeper requests per topic; peak memory of the proxies %s; %d messages, %d receipts, lost %d, duplicates %d, order breaks %d, errors %d; %v",
 		m.what, took.Seconds(), quantile(holds, .5), quantile(holds, .99), quantile(holds, 1), perSecond, busiest, asked/float64(len(m.topics)), strings.Join(memory, ", "),
 		sent, digest.Acked, digest.Lost, digest.Duplicates, digest.Breaks, digest.Errors, states)
-	if c := status.Batch.Count; status.Batch.State != switching.BatchDone || c.Moved != len(m.topics) {
-		t.Errorf("the batch is %s with %+v; want %d topics moved: %s", status.Batch.State, c, len(m.topics), status.Batch.Note)
+	t.Logf("steps in the order of their beginning, p50/p99 ms, between the end of the one before and their own: %s", stepTimes(records))
+	for i, p := range proxies {
+		var text []string
+		sum := 0.0
+		for _, kind := range slices.Sorted(maps.Keys(after[i])) {
+			if n := (after[i][kind] - before[i][kind]) / float64(len(m.topics)); n >= 0.05 {
+				sum += n
+				text = append(text, fmt.Sprintf("%s %.1f", kind, n))
+			}
+		}
+		t.Logf("%s asked ZooKeeper %.1f times per topic (leader: %v): %s", p.Name, sum, metric(t, p, "pointsman_switch_leader") == 1, strings.Join(text, ", "))
+	}
+	if c := batch.Count; batch.State != switching.BatchDone || c.Moved != len(m.topics) {
+		t.Errorf("the batch is %s with %+v; want %d topics moved: %s", batch.State, c, len(m.topics), batch.Note)
 	}
 	if digest.Lost+digest.Breaks+digest.Errors > 0 {
 		t.Errorf("%+v", digest)
 	}
+}
+
+// stepTimes sums up how long after the end of the step before each step of the switches was over, waits included.
+func stepTimes(records []switching.Record) string {
+	var order []string
+	times := map[string][]float64{}
+	for _, r := range records {
+		if r.Receipt == nil {
+			continue
+		}
+		last := r.Started
+		for _, s := range r.Receipt.Steps {
+			if times[s.Work] == nil {
+				order = append(order, s.Work)
+			}
+			end := s.Began.Add(time.Duration(s.Millis * float64(time.Millisecond)))
+			times[s.Work] = append(times[s.Work], float64(end.Sub(last).Microseconds())/1000)
+			last = end
+		}
+	}
+	var text []string
+	for _, work := range order {
+		slices.Sort(times[work])
+		text = append(text, fmt.Sprintf("%s %.0f/%.0f", work, quantile(times[work], .5), quantile(times[work], .99)))
+	}
+	return strings.Join(text, ", ")
 }
 
 func quantile(sorted []float64, q float64) float64 {
@@ -140,30 +229,36 @@ func quantile(sorted []float64, q float64) float64 {
 	return sorted[int(q*float64(len(sorted)-1))]
 }
 
-// batchStatus is the part of a batch's status that is read here.
-type batchStatus struct {
-	ID    string          `json:"id"`
-	Batch switching.Batch `json:"batch"`
-}
-
-// moveAll asks for the move of the whole namespace and waits for its end.
-func moveAll(ctx context.Context, t *testing.T, p *Pointsman, namespace string) (s batchStatus) {
+// moveAll asks for the move of the whole namespace and waits for its end. It looks at the record alone, twice a second: what a status shows besides
+// would count among what a topic costs.
+func moveAll(ctx context.Context, t *testing.T, st store.Store, p *Pointsman, namespace string) (b switching.Batch) {
 	t.Helper()
-	must(t, p.CLI(ctx, &s, "switch", "start", "--namespace", namespace, "--to", "b", "--force", "--no-wait", "--parallel", "32", "--waves", "1,1%,10%,100%"))
-	must(t, WaitUntil(ctx, "batch "+s.ID+" to end", func() (bool, error) {
-		if err := p.CLI(ctx, &s, "switch", "status", s.ID); err != nil {
-			var failed *CLIError
-			if errors.As(err, &failed) && ctx.Err() == nil {
-				return false, nil // a proxy that is busy
-			}
-			return false, err
+	var started struct {
+		ID string `json:"id"`
+	}
+	must(t, p.CLI(ctx, &started, "switch", "start", "--namespace", namespace, "--to", "b", "--force", "--no-wait", "--parallel", "32", "--waves", "1,1%,10%,100%"))
+	ticker := time.NewTicker(500 * time.Millisecond)
+	defer ticker.Stop()
+	for told := time.Now(); ; {
+		var err error
+		if b, err = st.Batch(ctx, started.ID); err != nil && !errors.Is(err, store.ErrUnavailable) {
+			t.Fatal(err)
 		}
-		if s.Batch.Pause != nil {
-			return false, fmt.Errorf("the batch has paused: %+v", *s.Batch.Pause)
+		switch {
+		case b.State.Over():
+			return b
+		case b.Pause != nil:
+			t.Fatalf("the batch has paused: %+v; %+v", *b.Pause, b.Count)
+		case time.Since(told) > 20*time.Second:
+			told = time.Now()
+			t.Logf("%s: %+v, hold p50 %.0f ms, p99 %.0f ms", b.State, b.Count, b.HoldP50, b.HoldP99)
 		}
-		return s.Batch.State.Over(), nil
-	}))
-	return s
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+			t.Fatalf("the batch is %s: %+v", b.State, b.Count)
+		}
+	}
 }
 
 // recordsOf are those of a batch.
@@ -396,6 +491,19 @@ func watch(ctx context.Context, t *testing.T, proxies []*Pointsman, before float
 		}
 		return perSecond / float64(max(busy, 1)), busiest
 	}
+}
+
+// operations are what each proxy has asked of the map's ZooKeeper so far, by kind.
+func operations(t *testing.T, proxies []*Pointsman) []map[string]float64 {
+	t.Helper()
+	all := make([]map[string]float64, len(proxies))
+	for i, p := range proxies {
+		all[i] = map[string]float64{}
+		for _, kind := range []string{"create", "delete", "exists", "get", "set", "sync", "children", "multi"} {
+			all[i][kind] = metric(t, p, "pointsman_map_store_operations_total", fmt.Sprintf("operation=%q", kind))
+		}
+	}
+	return all
 }
 
 // peakMemory is the largest resident size of a process so far, in MiB.
