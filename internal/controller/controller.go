@@ -368,7 +368,7 @@ func (d *driver) wait(ctx context.Context, step switching.Step) (changed bool) {
 
 // abortWanted tells whether the operator wants the switch to be given up.
 func (d *driver) abortWanted(ctx context.Context) bool {
-	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
+	ctx, cancel := context.WithTimeout(store.AsOf(ctx, store.Boottime()), stepTimeout) // the step may have begun long ago
 	defer cancel()
 	rec, err := d.c.cfg.Store.Switch(ctx, d.key.Switch)
 	return err == nil && rec.Wish == switching.WishAbort // of the next attempt too: then this one is over
