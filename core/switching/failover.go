@@ -91,6 +91,8 @@ func (p Proposal) Command() string {
 // FailoverInput is what a judgement goes by.
 type FailoverInput struct {
 	From, To Votes
+	// Members are all proxies, those included that are not connected to the map store and have no vote.
+	Members int
 	// Mapped tells whether the map still names From for anything.
 	Mapped bool
 	// Running tells that a failover from From is under way.
@@ -125,13 +127,13 @@ type FailoverJudge struct {
 // NewFailoverJudge begins to judge a pair.
 func NewFailoverJudge(pair FailoverPair) *FailoverJudge { return &FailoverJudge{pair: pair} }
 
-// judgeGap is the longest time between two judgements in which nothing is thought to have happened: a leader that was frozen counts anew.
+// judgeGap is the longest time between two judgements in which nothing is thought to have happened: a leader that was frozen, or whose clock was set, counts anew.
 const judgeGap = 30 * time.Second
 
 // Judge takes what is stored of the pair and what there is to be seen, and returns what is to be stored, and what follows from it. Executing comes
 // after the storing: who stores it first does it, once.
 func (j *FailoverJudge) Judge(now time.Time, stored PairState, in FailoverInput) (PairState, FailoverStep) {
-	if !j.last.IsZero() && now.Sub(j.last) > judgeGap {
+	if gap := now.Sub(j.last); !j.last.IsZero() && (gap > judgeGap || gap < 0) {
 		j.down = time.Time{}
 	}
 	j.last = now
@@ -178,6 +180,11 @@ func (j *FailoverJudge) blocked(now time.Time, in FailoverInput) string {
 	}
 	if !j.pair.Automatic {
 		return ""
+	}
+	if 2*in.From.Down <= in.Members {
+		// Who is cut off from the map store may well be answered by the cluster, and would stay there with its clients: two clusters would take their publishes.
+		return fmt.Sprintf("%d of %d proxies are not connected to the map store, and %d that say down are no majority of all: start it by hand if the cluster is dead, or forget proxies that have ended (`pointsman proxies ls`)",
+			in.Members-in.From.Live, in.Members, in.From.Down)
 	}
 	for _, s := range in.Others {
 		// Whatever touched one of the two clusters counts: what was moved here by itself is not moved on, or back, by itself.

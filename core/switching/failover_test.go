@@ -16,6 +16,7 @@ type watch struct {
 	now    time.Time
 	others []PairState
 	bare   bool // nothing is mapped to From
+	absent int  // members that are not connected to the map store
 }
 
 func newWatch(t *testing.T, automatic bool) *watch {
@@ -37,7 +38,7 @@ func (w *watch) see(seconds int, from, to string) string {
 	var steps []string
 	running := false // what a step of this call has begun
 	for i := range seconds {
-		next, step := w.judge.Judge(w.now, w.stored, FailoverInput{From: votes(from), To: votes(to), Mapped: !w.bare, Running: running, Others: append(w.others, w.stored)})
+		next, step := w.judge.Judge(w.now, w.stored, FailoverInput{From: votes(from), To: votes(to), Members: len(from) + w.absent, Mapped: !w.bare, Running: running, Others: append(w.others, w.stored)})
 		if step != FailoverNothing {
 			steps = append(steps, fmt.Sprintf("%d:%s", i, []string{"", "propose", "withdraw", "execute"}[step]))
 			if step == FailoverExecute {
@@ -160,4 +161,70 @@ func TestNothingIsMovedToAClusterThatIsNotUp(t *testing.T) {
 func TestWithoutAutomaticNothingIsEverExecuted(t *testing.T) {
 	w := newWatch(t, false)
 	w.expect("dead for a day", w.see(24*3600, "ddd", "uuu"), "5:propose")
+}
+
+// A ZooKeeper that is cut in two leaves some proxies without a vote. They may be answered by the cluster, and would go on with it: nothing moves by itself unless
+// those that are left are a majority of all.
+func TestProxiesThatAreCutOffFromTheMapStoreCountForAutomaticFailovers(t *testing.T) {
+	for _, c := range []struct {
+		says    string
+		absent  int
+		blocked bool
+	}{{"d", 0, false}, {"d", 1, true}, {"d", 2, true}, {"dd", 1, false}, {"dd", 2, true}, {"ddd", 2, false}, {"dd?", 1, true}, {"ddu", 0, false}} {
+		w := newWatch(t, true)
+		w.absent = c.absent
+		if !c.blocked {
+			w.expect(c.says, w.see(20, c.says, "uuu"), "5:execute")
+			continue
+		}
+		w.expect(c.says, w.see(20, c.says, "uuu"), "5:propose")
+		if p := w.stored.Proposal; p == nil || !strings.Contains(p.Blocked, fmt.Sprintf("%d of %d proxies are not connected", c.absent, len(c.says)+c.absent)) {
+			t.Errorf("%s and %d absent: the proposal is %+v", c.says, c.absent, p)
+		}
+		w.absent = 0
+		w.expect("they are back and say the same", w.see(3, strings.Repeat("d", len(c.says)+c.absent), "uuu"), "0:execute")
+	}
+	// By hand it is for the operator to know: what is connected proposes.
+	w := newWatch(t, false)
+	w.absent = 5
+	w.expect("a minority of all", w.see(20, "dd", "uu"), "5:propose")
+	if p := w.stored.Proposal; p.Blocked != "" {
+		t.Errorf("the proposal is blocked: %s", p.Blocked)
+	}
+	// They come back, and are answered: a majority of all is, and nothing was moved meanwhile.
+	back := newWatch(t, true)
+	back.absent = 3
+	back.expect("cut off", back.see(20, "dd", "uu"), "5:propose")
+	back.absent = 0
+	back.expect("together again", back.see(1, "dduuu", "uuuuu"), "0:withdraw")
+}
+
+func TestAProxyThatRestartsHasNoVoteUntilItKnows(t *testing.T) {
+	w := newWatch(t, true)
+	w.expect("two of two", w.see(4, "dd", "uu"), "")
+	w.expect("one restarts", w.see(2, "d?", "u?"), "")
+	w.expect("it finds the same: the time counts anew", w.see(20, "dd", "uu"), "5:execute")
+
+	three := newWatch(t, true)
+	three.expect("three of three", three.see(4, "ddd", "uuu"), "")
+	three.expect("one restarts: the others are a majority", three.see(2, "dd?", "uu?"), "1:execute")
+
+	gone := newWatch(t, true)
+	gone.expect("three of three", gone.see(4, "ddd", "uuu"), "")
+	gone.absent = 1
+	gone.expect("one is stopped for good: two of three members are a majority", gone.see(2, "dd", "uu"), "1:execute")
+}
+
+func TestAClockThatIsSetMakesNoClusterDead(t *testing.T) {
+	for _, jump := range []time.Duration{time.Hour, -time.Hour, 24 * time.Hour, -time.Second} {
+		w := newWatch(t, true)
+		w.expect("down", w.see(3, "ddd", "uuu"), "")
+		w.now = w.now.Add(jump - time.Second)
+		w.expect(fmt.Sprintf("the clock is set by %v", jump), w.see(20, "ddd", "uuu"), "5:execute")
+	}
+	// One that was set back after an automatic failover makes the cool-down longer, never shorter.
+	w := newWatch(t, true)
+	w.expect("dead", w.see(6, "ddd", "uuu"), "5:execute")
+	w.now = w.now.Add(-48 * time.Hour)
+	w.expect("two days earlier", w.see(100, "ddd", "uuu"), "5:propose")
 }

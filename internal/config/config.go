@@ -85,7 +85,7 @@ type ClusterTLS struct {
 type Failover struct {
 	To        string   `key:"to" doc:"Cluster that the topics go to."`
 	After     Duration `key:"after" doc:"How long a majority of the live proxies must have found the cluster down without a break. 0s stands for 5m."`
-	Automatic bool     `key:"automatic" doc:"Do it without anybody, once within cooldown. Without it a failover is only proposed (pointsman switch list). What it does not promise: pointsman switch start --help."`
+	Automatic bool     `key:"automatic" doc:"Do it without anybody, once within cooldown, if those who find the cluster down are a majority of all proxies, connected to the map store or not. Without it a failover is only proposed (pointsman switch list). What it does not promise: pointsman switch start --help."`
 	Cooldown  Duration `key:"cooldown" doc:"After an automatic failover from or to either of the two clusters, how long no other one is done by itself. 0s stands for 24h."`
 }
 

@@ -182,7 +182,7 @@ func (l *failoverLeader) judge(ctx, lead context.Context, orders []switching.Fai
 		}
 		before := states[at]
 		next, step := judge.Judge(time.Now(), before, switching.FailoverInput{
-			From: switching.CountVotes(pair.From, views), To: switching.CountVotes(pair.To, views),
+			From: switching.CountVotes(pair.From, views), To: switching.CountVotes(pair.To, views), Members: len(members),
 			Mapped: mapped(f.cfg.Table(), pair.From, f.cfg.DefaultCluster), Running: l.underWay(orders, pair.From), Others: states,
 		})
 		if step == switching.FailoverExecute {
