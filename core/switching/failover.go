@@ -227,6 +227,8 @@ type Failover struct {
 	Failed      []FailedMove `json:"failed,omitempty"`
 	FailedCount int          `json:"failed_count,omitempty"`
 	Notes       []string     `json:"notes,omitempty"`
+	// Late are the ids of switches whose proxies have not all reported in time, at most MaxFailed.
+	Late []string `json:"late,omitempty"`
 	// Created is how many subscriptions were made on To, Again how many entries they deliver from the oldest one on, and Backlog how many entries were
 	// last seen unreplicated, over all topics.
 	Created int   `json:"created"`

@@ -479,7 +479,7 @@ func (s *Server) statusFailover(ctx context.Context, o switching.Failover) (*Swi
 	for _, f := range o.Failed {
 		st.Failed = append(st.Failed, Detail{Name: f.Name, Problem: f.Problem})
 	}
-	records, err := s.failoverRecords(ctx, o)
+	records, err := s.shownRecords(ctx, o)
 	if err != nil {
 		return nil, err
 	}
@@ -502,6 +502,32 @@ func (s *Server) statusFailover(ctx context.Context, o switching.Failover) (*Swi
 	}
 	return st, nil
 }
+
+// shownRecords are records of what an order has moved: those that are in trouble, and of the others the newest. Who waits for an order asks every second, so that
+// not all thousands are read.
+func (s *Server) shownRecords(ctx context.Context, o switching.Failover) ([]switching.Record, error) {
+	newest, err := s.store.Switches(ctx, min(max(4*o.Total, 100)+maxDetails, maxShown))
+	if err != nil {
+		return nil, err
+	}
+	records := slices.DeleteFunc(newest, func(r switching.Record) bool { return r.Batch != o.ID })
+	for _, id := range o.Late {
+		if slices.ContainsFunc(records, func(r switching.Record) bool { return r.ID == id }) {
+			continue
+		}
+		rec, err := s.store.Switch(ctx, id)
+		switch {
+		case err == nil:
+			records = append(records, rec)
+		case !errors.Is(err, store.ErrNotFound):
+			return nil, err
+		}
+	}
+	return records, nil
+}
+
+// maxShown bounds the records that are looked through for the status of an order.
+const maxShown = 500
 
 // failoverRecords are the records of what an order has moved.
 func (s *Server) failoverRecords(ctx context.Context, o switching.Failover) ([]switching.Record, error) {

@@ -37,6 +37,8 @@ type failoverRun struct {
 	order switching.Failover // guarded by mu, as all below
 	saved time.Time
 	tried map[string]bool // names that were tried in this run
+
+	awaited sync.WaitGroup // moves whose proxies have not all reported
 }
 
 // RunFailover carries out an order until it is over, or ctx ends. What keeps it from that is logged; whoever leads begins it again.
@@ -57,6 +59,7 @@ func (s *Server) RunFailover(ctx context.Context, o switching.Failover) {
 }
 
 func (r *failoverRun) run(ctx context.Context) (err error) {
+	defer r.awaited.Wait()
 	if r.seen, err = r.s.failover.Seen(ctx, r.order.From); err != nil {
 		return err
 	}
@@ -69,15 +72,20 @@ func (r *failoverRun) run(ctx context.Context) (err error) {
 			return err
 		}
 		items = slices.DeleteFunc(items, func(it failing) bool { return r.tried[it.target.name()] })
-		r.order.Total = r.order.Moved + r.order.FailedCount + len(items)
+		r.mu.Lock()
+		// A move whose proxies are waited for counts as neither yet, and is not among the items any more.
+		r.order.Total = max(r.order.Total, r.order.Moved+r.order.FailedCount+len(items))
+		r.mu.Unlock()
 		if len(items) == 0 {
 			break
 		}
 		if err := r.save(ctx, true); err != nil {
 			return err
 		}
-		for len(items) > 0 && !items[0].target.isTopic { // rules are first: each moves much, and alone
-			r.move(ctx, items[0])
+		// Rules are first, one after the other: each moves much. What their proxies report is not waited for: a namespace of many clients has minutes.
+		for len(items) > 0 && !items[0].target.isTopic {
+			account := r.move(ctx, items[0])
+			r.awaited.Go(account)
 			items = items[1:]
 		}
 		var wg sync.WaitGroup
@@ -86,18 +94,22 @@ func (r *failoverRun) run(ctx context.Context) (err error) {
 			free <- struct{}{}
 			wg.Go(func() {
 				defer func() { <-free }()
-				r.move(ctx, it)
+				r.move(ctx, it)()
 			})
 		}
 		wg.Wait()
-		if ctx.Err() != nil || r.order.Wish == switching.WishAbort {
+		if ctx.Err() != nil || r.aborted() {
 			break
 		}
 	}
+	r.awaited.Wait()
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
 	r.order.Ended = time.Now().UTC()
+	if r.order.Wish != switching.WishAbort {
+		r.order.Total = r.order.Moved + r.order.FailedCount // others have left the cluster by themselves
+	}
 	switch {
 	case r.order.Wish == switching.WishAbort:
 		r.order.State = switching.FailoverAborted
@@ -124,21 +136,42 @@ func (r *failoverRun) resume(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	o.Moved, o.Done, o.Failed, o.FailedCount, o.Created, o.Again, o.Backlog = len(records), 0, nil, 0, 0, 0, 0
+	o.Failed, o.FailedCount, o.Late = nil, 0, nil
+	if len(records) >= o.Moved { // else there are more than are read, and what the last leader has counted is the best that is known
+		o.Moved, o.Done, o.Created, o.Again, o.Backlog = 0, 0, 0, 0, 0
+	} else {
+		records = slices.DeleteFunc(records, func(rec switching.Record) bool { return rec.State != switching.StateEvicting })
+		o.Moved = max(0, o.Moved-len(records))
+	}
 	for _, rec := range records {
-		if f := rec.Failover; f != nil {
-			o.Created, o.Again, o.Backlog = o.Created+f.Created, o.Again+f.Again, o.Backlog+f.Backlog
+		if rec.State != switching.StateEvicting {
+			r.count(&rec)
+			continue
 		}
-		if rec.State == switching.StateEvicting {
-			if err := r.s.await(ctx, &rec); err != nil {
-				return err
+		r.awaited.Go(func() {
+			if err := r.s.await(ctx, &rec); err != nil && ctx.Err() == nil {
+				r.s.log.Warn("what the proxies say of a move cannot be read", "failover", o.ID, "topic", rec.Topic, "err", err)
 			}
-		}
-		if rec.State == switching.StateDone {
-			o.Done++
-		}
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			r.count(&rec)
+		})
 	}
 	return nil
+}
+
+// count takes in a move; r.mu is held, unless nobody else has r yet.
+func (r *failoverRun) count(rec *switching.Record) {
+	o := &r.order
+	o.Moved++
+	if f := rec.Failover; f != nil {
+		o.Created, o.Again, o.Backlog = o.Created+f.Created, o.Again+f.Again, o.Backlog+f.Backlog
+	}
+	if rec.State == switching.StateDone {
+		o.Done++
+	} else if len(o.Late) < switching.MaxFailed {
+		o.Late = append(o.Late, rec.ID)
+	}
 }
 
 // abortWaiting aborts planned switches of topics on the dead cluster that have not begun.
@@ -180,37 +213,36 @@ func (s *Server) wishAbort(ctx context.Context, rec switching.Record) error {
 	return err
 }
 
-// move moves one topic or rule, and writes down what became of it.
-func (r *failoverRun) move(ctx context.Context, it failing) {
+// move moves one topic or rule. What it returns waits for the proxies, and writes down what became of it.
+func (r *failoverRun) move(ctx context.Context, it failing) (account func()) {
 	name := it.target.name()
 	r.mu.Lock()
 	stop := r.order.Wish == switching.WishAbort || ctx.Err() != nil
 	r.tried[name] = !stop
 	r.mu.Unlock()
 	if stop {
-		return
+		return func() {}
 	}
 	rec, err := r.moveOne(ctx, it)
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	switch {
-	case errors.Is(err, errAlreadyThere):
-	case err != nil && ctx.Err() == nil:
-		r.s.log.Error("a topic could not be moved off a dead cluster", "failover", r.order.ID, "topic", name, "err", err)
-		if r.order.FailedCount++; len(r.order.Failed) < switching.MaxFailed {
-			r.order.Failed = append(r.order.Failed, switching.FailedMove{Name: name, Problem: asError(err).Error()})
+	return func() {
+		if rec != nil && rec.State == switching.StateEvicting {
+			err = errors.Join(err, r.s.await(ctx, rec))
 		}
-	case rec != nil:
-		r.order.Moved++
-		if f := rec.Failover; f != nil {
-			r.order.Created, r.order.Again, r.order.Backlog = r.order.Created+f.Created, r.order.Again+f.Again, r.order.Backlog+f.Backlog
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		switch {
+		case errors.Is(err, errAlreadyThere):
+		case err != nil && ctx.Err() == nil:
+			r.s.log.Error("a topic could not be moved off a dead cluster", "failover", r.order.ID, "topic", name, "err", err)
+			if r.order.FailedCount++; len(r.order.Failed) < switching.MaxFailed {
+				r.order.Failed = append(r.order.Failed, switching.FailedMove{Name: name, Problem: asError(err).Error()})
+			}
+		case rec != nil:
+			r.count(rec)
 		}
-		if rec.State == switching.StateDone {
-			r.order.Done++
+		if err := r.saveLocked(ctx, false); err != nil && ctx.Err() == nil {
+			r.s.log.Warn("how far a failover is could not be written down", "failover", r.order.ID, "err", err)
 		}
-	}
-	if err := r.saveLocked(ctx, false); err != nil && ctx.Err() == nil {
-		r.s.log.Warn("how far a failover is could not be written down", "failover", r.order.ID, "err", err)
 	}
 }
 
@@ -242,11 +274,11 @@ func (r *failoverRun) moveOne(ctx context.Context, it failing) (*switching.Recor
 	}
 	r.s.log.Warn("moved off a dead cluster", "failover", o.ID, "switch", rec.ID, "topic", it.target.name(), "from", o.From, "to", o.To, "epoch", rec.Epoch,
 		"unreplicated", facts.Backlog, "measured", facts.Measured, "subscriptions_created", facts.Created)
-	return rec, errors.Join(err, r.s.await(ctx, rec))
+	return rec, err
 }
 
-// moveTimeout bounds what one topic or rule takes, its clients included.
-const moveTimeout = maxAckTimeout + 5*time.Minute
+// moveTimeout bounds what one topic or rule takes until the map has it.
+const moveTimeout = 5 * time.Minute
 
 // freeTopic has a planned switch of a topic aborted, and waits for the end of that.
 func (s *Server) freeTopic(ctx context.Context, e route.Entry) error {
@@ -349,6 +381,12 @@ func (s *Server) endDrain(ctx context.Context, o *switching.Failover, it failing
 		}
 	}
 	return nil, &Error{Code: CodeConflict, Message: fmt.Sprintf("the drain of %s changed %d times while it was to be ended", base, wishAttempts), Remedy: "order the failover again"}
+}
+
+func (r *failoverRun) aborted() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.order.Wish == switching.WishAbort
 }
 
 func (r *failoverRun) note(text string) {
