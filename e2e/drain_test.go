@@ -21,7 +21,7 @@ import (
 
 // Under load every client's producer moves within a fence, and each subscription follows by itself, in order; nothing is lost.
 func TestDrainUnderLoad(t *testing.T) {
-	for _, client := range []Client{Go, Python} { // versions_test.go has Java, and partitions
+	for _, client := range []Client{Go, Python, Java} { // versions_test.go has partitions
 		if !slices.Contains(artifacts.Clients, client) {
 			continue
 		}
