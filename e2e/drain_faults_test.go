@@ -499,4 +499,3 @@ func TestTheWayBackEndsWithTheFirstMessageOnTheNewCluster(t *testing.T) {
 		}
 	}
 }
-

@@ -97,11 +97,19 @@ func writeBatch(w io.Writer, st admin.SwitchStatus) {
 	case b.Rule > 0:
 		fmt.Fprintf(w, "namespace %s is one rule now, epoch %d, in place of %s\n", b.Namespace, b.Rule, strconv.Itoa(b.Removed)+" entries")
 	case b.Namespace != "":
-		fmt.Fprintf(w, "when all have moved, namespace %s becomes one rule\n", b.Namespace)
+		when := "when all have moved"
+		if b.Mode == switching.ModeDrain {
+			when = "when nothing drains any more"
+		}
+		fmt.Fprintf(w, "%s, namespace %s becomes one rule\n", when, b.Namespace)
 	}
 	if f := b.Forecast; f.Topics > 0 {
-		fmt.Fprintf(w, "forecast of %s: publishers wait up to about %.0f ms; %d messages may come twice; %s and %s move; cluster %s gains %s/s in and %s/s out; %d entries to be replicated\n",
-			plural(f.Topics, "topic"), f.MaxHold, f.Duplicates, plural(f.Producers, "producer"), plural(f.Consumers, "consumer"), b.To, byteSize(f.BytesIn), byteSize(f.BytesOut), f.Unreplicated)
+		todo := fmt.Sprintf("%d messages may come twice; %s and %s move; cluster %s gains %s/s in and %s/s out; %d entries to be replicated",
+			f.Duplicates, plural(f.Producers, "producer"), plural(f.Consumers, "consumer"), b.To, byteSize(f.BytesIn), byteSize(f.BytesOut), f.Unreplicated)
+		if b.Mode == switching.ModeDrain {
+			todo = fmt.Sprintf("%s; cluster %s gains %s/s in; %s to drain before all subscriptions have followed", plural(f.Producers, "producer")+" move", b.To, byteSize(f.BytesIn), pluralOf(f.ToDrain, "entry", "entries"))
+		}
+		fmt.Fprintf(w, "forecast of %s: publishers wait up to about %.0f ms; %s\n", plural(f.Topics, "topic"), f.MaxHold, todo)
 	}
 	for _, text := range b.Warnings {
 		fmt.Fprintln(w, "warning:", text)
@@ -125,8 +133,8 @@ func batchProgress(b switching.Batch, now time.Time) string {
 	case b.State == switching.BatchChecking:
 		fmt.Fprintf(&t, "%s: %d of %d looked at, %d blocked", b.Shown(), c.Checked, c.Total, c.Blocked)
 		return t.String()
-	case b.State.Over():
-		fmt.Fprintf(&t, "%s: ", b.State)
+	case b.State.Over(), b.State == switching.BatchDraining:
+		fmt.Fprintf(&t, "%s: ", b.Shown())
 	default:
 		fmt.Fprintf(&t, "%s, wave %d of %d: ", b.Shown(), b.Wave+1, max(len(b.Ends), 1))
 	}
@@ -134,7 +142,7 @@ func batchProgress(b switching.Batch, now time.Time) string {
 	for _, part := range []struct {
 		n    int
 		what string
-	}{{c.Running, "under way"}, {c.Failed, "failed"}, {c.Blocked, "blocked"}, {c.Skipped, "skipped"}, {c.Troubled, "incomplete"}} {
+	}{{c.Draining, "of them still drain"}, {c.Running, "under way"}, {c.Failed, "failed"}, {c.Blocked, "blocked"}, {c.Skipped, "skipped"}, {c.Troubled, "incomplete"}} {
 		if part.n > 0 {
 			fmt.Fprintf(&t, ", %d %s", part.n, part.what)
 		}

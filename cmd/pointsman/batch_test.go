@@ -81,6 +81,51 @@ func TestABatchInJSONIsAsDocumented(t *testing.T) {
 	golden.File(t, "batch.json.txt", batchSession(t, "--output json"))
 }
 
+// A namespace without replication: its producers move at once, and the batch ends when its subscriptions have followed.
+func TestABatchOfDrainsReadsAsDocumented(t *testing.T) {
+	var b strings.Builder
+	synctest.Test(t, func(t *testing.T) {
+		s := newShell(t)
+		s.listed["a"] = []string{topic1, topic2}
+		check := func(_ switching.CheckRequest, p *switching.Preflight) {
+			p.Forecast.Draining = []switching.Left{{Subscription: "s", Backlog: 500}}
+		}
+		s.p1.Do(func(f *admintest.Fields) {
+			f.Preflight = func(r switching.CheckRequest, p *switching.Preflight) error { check(r, p); return nil }
+		})
+		clusters := &admintest.Topic{}
+		clusters.Left(500)
+		s.leader, _ = admintest.Lead(t, s.st.Join(), "p1", clusters, func(c *controller.Config) {
+			c.Fleet, c.Ground = s.servers["p1"], admintest.Ground(s.listed, check)
+		})
+		run := func(line string) {
+			t.Helper()
+			code, out, errs := s.run(line)
+			fmt.Fprintf(&b, "$ pointsman %s\n%s", normal(line), normal(out))
+			for l := range strings.Lines(normal(errs)) {
+				fmt.Fprintf(&b, "! %s", l)
+			}
+			fmt.Fprintf(&b, "[%d]\n\n", code)
+		}
+		run("switch start --namespace acme/orders --to b --mode drain --dry-run")
+		run("switch start --namespace acme/orders --to b --mode drain")
+		all, err := s.st.Batches(t.Context(), 1)
+		if err != nil || len(all) != 1 {
+			t.Fatalf("no batch: %v", err)
+		}
+		id := all[0].ID
+		run("switch list --limit 1")
+		run("switch reverse " + id)
+		run("switch pause " + id + "-1")
+		run("switch start --topic " + topic1 + " --to a")
+		run("switch resume " + id + "-1")
+		clusters.Left(0)
+		run("switch watch " + id)
+		run("switch start --namespace acme/orders --to b --mode drain")
+	})
+	golden.File(t, "batchdrain.txt", b.String())
+}
+
 func TestTheProgressOfABatchIsOneLine(t *testing.T) {
 	now := time.Unix(1000, 0)
 	f := func(b switching.Batch, want string) {
@@ -100,6 +145,8 @@ func TestTheProgressOfABatchIsOneLine(t *testing.T) {
 	f(b, "moving, wave 2 of 2: 400 of 1000 moved, 8 under way, 3 failed, 2 blocked, 1 skipped, 1 incomplete; hold p50 120 ms, p99 310 ms; 5 at once for now; done in about 1m23s")
 	b.Pause, b.ETA = &switching.BatchPause{}, time.Time{}
 	f(b, "paused, wave 2 of 2: 400 of 1000 moved, 8 under way, 3 failed, 2 blocked, 1 skipped, 1 incomplete; hold p50 120 ms, p99 310 ms")
+	b.State, b.Pause, b.Count = switching.BatchDraining, nil, switching.BatchCount{Total: 1000, Moved: 997, Draining: 40, Failed: 3}
+	f(b, "draining: 997 of 1000 moved, 40 of them still drain, 3 failed; hold p50 120 ms, p99 310 ms")
 	b.State, b.Count = switching.BatchDone, switching.BatchCount{Total: 1, Moved: 1}
 	f(b, "done: 1 of 1 moved; hold p50 120 ms, p99 310 ms")
 }

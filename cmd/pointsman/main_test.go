@@ -131,9 +131,10 @@ var volatile = []struct {
 	// How often a leader has looked before the acks were there depends on the scheduler.
 	{regexp.MustCompile(`[0-9]+(\.[0-9]+)? ms(, [0-9]+ times)?`), "N ms"},
 	{regexp.MustCompile(`"(hold_ms|hold_p50_ms|hold_p99_ms|ms)": [0-9.e-]+`), `"$1": N`},
+	{regexp.MustCompile(`, [0-9.]+(ms|s) after the producers`), ", N s after the producers"},
 	{regexp.MustCompile(`(?m),\n *"times": [0-9]+$`), ""},
 	{regexp.MustCompile(`(?m)^(requested|prepared|fenced|evicting)\n`), ""},
-	{regexp.MustCompile(`(?m)^(checking|moving|ruling|new)[,:].*\n`), ""}, // progress of a batch
+	{regexp.MustCompile(`(?m)^(checking|moving|draining|ruling|new)[,:].*\n`), ""}, // progress of a batch
 	{regexp.MustCompile(`ann@[^\s",]+`), "ann@HOST"},
 }
 

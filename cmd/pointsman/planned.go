@@ -320,6 +320,9 @@ func writePlanned(w io.Writer, st admin.SwitchStatus) {
 	}
 	writeRows(w, rows)
 	for _, d := range st.Switches {
+		if len(st.Switches) > 1 && (d.Draining != nil || d.Mode == switching.ModeDrain && d.Receipt != nil && d.Receipt.MovedCount > 0) {
+			fmt.Fprintf(w, "%s:\n", d.Topic)
+		}
 		writeDraining(w, d)
 	}
 	if len(st.Switches) != 1 || st.Switches[0].Receipt == nil && len(st.Switches[0].Acks) == 0 {

@@ -40,7 +40,7 @@ func (c *cli) switchStart() *cobra.Command {
   5. verify: the ends of both clusters are compared. The receipt is in "switch status" and in state_dir/receipts.
 Until the flip any trouble gives the topic back to the old cluster; publishers have waited 10 s at most.
 
-Several topics, a namespace, what begins with a prefix, or a share of these are a batch, in planned mode: the proxy that leads looks at all topics first, and moves
+Several topics, a namespace, what begins with a prefix, or a share of these are a batch, in planned and drain mode: the proxy that leads looks at all topics first, and moves
 nothing when one is blocked (--on-blocked skip leaves it behind); then it moves them in waves, at a pace, DLQ and RETRY topics and what a client consumes together
 next to each other. It pauses, and waits for "switch resume", when too many switches fail, publishers wait too long, or replication lags. It goes on when its leader
 dies. A whole namespace ends as one rule, with its entries removed. A --dry-run looks at 64 of its topics at most, and says so.
@@ -49,7 +49,8 @@ Planned mode does not promise:
 ` + bullets(switching.NotPromised(switching.ModePlanned)) + `
 Drain mode is for topics without replication. Producers move as in planned mode; nothing is copied: each subscription goes on reading the old cluster until it has
 acknowledged everything there, and then follows by itself. The command ends when the producers have moved; "switch watch" waits for the end, which may take as long as the
-slowest subscription. "switch pause" keeps subscriptions where they are.
+slowest subscription. "switch pause" keeps subscriptions where they are. Up to 64 topics by name have a switch each; more, a namespace, a prefix or a share of them are a
+batch, which begins no more while 500 of its topics drain, and makes the rule of a namespace when none drains any more.
 
 Drain mode promises:
 ` + bullets(switching.Promised(switching.ModeDrain)) + `
@@ -81,6 +82,7 @@ Failover mode does not promise:
   pointsman switch start --namespace acme/orders --to b --percent 10 --waves 1,50%,100% --pace 5/s
   pointsman switch start --prefix acme/orders/eu- --to b --parallel 16 --on-blocked skip
   pointsman switch start --topic persistent://acme/plain/events --to b --mode drain --dry-run
+  pointsman switch start --namespace acme/plain --to b --mode drain --pace 5/s
   pointsman switch start --namespace acme/orders --to b --mode immediate
   pointsman switch start --from a --to b --mode failover --dry-run`,
 		Args: exactly(),

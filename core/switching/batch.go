@@ -16,6 +16,8 @@ const (
 	BatchChecking BatchState = "checking"
 	// BatchMoving: topics move, wave after wave.
 	BatchMoving BatchState = "moving"
+	// BatchDraining, of mode drain: the producers of all topics have moved, and subscriptions still read the old cluster.
+	BatchDraining BatchState = "draining"
 	// BatchRuling: all topics of a namespace have moved, and one rule takes the place of their entries.
 	BatchRuling BatchState = "ruling"
 	// BatchDone: every topic is on the new cluster.
@@ -84,6 +86,8 @@ const (
 	MaxBatchTopics = 100_000
 	// MaxBatchParallel is how many switches may be under way at once, of all batches together: each holds a topic, and asks both clusters.
 	MaxBatchParallel = 64
+	// MaxBatchDraining is how many topics of one batch may drain at once: the leader looks at each of them, again and again.
+	MaxBatchDraining = 500
 	// MaxBatchNote is the length to which what is said of a topic is cut, in bytes: a part is one value of a store.
 	MaxBatchNote = 240
 	// MaxPartItems and MaxPartBytes (of names) bound a part. With the longest notes it stays below 256 KiB.
@@ -150,10 +154,12 @@ type BatchCount struct {
 	Blocked int `json:"blocked"`
 	Skipped int `json:"skipped"` // were there already, or are gone
 	Running int `json:"running"`
-	Moved   int `json:"moved"`
+	Moved   int `json:"moved"` // of a drain: its producers have
 	Failed  int `json:"failed"`
 	// Troubled are those that have moved with something to tell: a proxy did not report.
 	Troubled int `json:"troubled"`
+	// Draining are those that have moved and whose subscriptions still read the old cluster, in mode drain.
+	Draining int `json:"draining,omitempty"`
 }
 
 // Left is how many topics may still move.
@@ -169,6 +175,8 @@ type BatchForecast struct {
 	BytesIn      float64 `json:"bytes_in_per_second"`
 	BytesOut     float64 `json:"bytes_out_per_second"`
 	Unreplicated int64   `json:"unreplicated"`
+	// ToDrain are the entries that subscriptions have still to acknowledge on the old cluster, in mode drain.
+	ToDrain int64 `json:"to_drain,omitempty"`
 }
 
 // Add counts one topic's.
@@ -184,6 +192,9 @@ func (b *BatchForecast) Add(f *Forecast) {
 	b.BytesIn += f.BytesIn
 	b.BytesOut += f.BytesOut
 	b.Unreplicated += f.Unreplicated
+	for _, l := range f.Draining {
+		b.ToDrain += l.Backlog
+	}
 }
 
 // Shown is the state as an operator sees it.

@@ -198,6 +198,8 @@ func (r *run) drive() BatchStep {
 			} else {
 				r.finish(step.Item)
 			}
+		case BatchSettle:
+			return step
 		case BatchMeasure:
 			r.r.Measured(r.now, r.backlog, "t")
 		case BatchRule:

@@ -21,6 +21,8 @@ const (
 	BatchStart
 	// BatchMeasure: look how much replication has to send of Next, the topics that come next. Report with Measured.
 	BatchMeasure
+	// BatchSettle, of mode drain: look in the map whether any topic of the batch drains, and which ones are not on the new cluster any more. Report with Settled.
+	BatchSettle
 	// BatchRule: look for topics of the namespace that are still on the old cluster (report with Found), else write its rule (report with Ruled).
 	BatchRule
 	// BatchWrite: something of the record that others have to see has changed: a pause, another wave, an end. Write it, now.
@@ -30,7 +32,7 @@ const (
 )
 
 func (d BatchDo) String() string {
-	return [...]string{"wait", "check", "start", "measure", "rule", "write", "over"}[d]
+	return [...]string{"wait", "check", "start", "measure", "settle", "rule", "write", "over"}[d]
 }
 
 // BatchStep is the next work of a batch.
@@ -49,7 +51,9 @@ type ItemEnd struct {
 	// Inherited: its switch was under way when this leader came. How long it has held its topic is no reason to pause, and one that is aborted is begun again.
 	Inherited bool
 	// Troubled: it has moved, and its switch is incomplete.
-	Troubled   bool
+	Troubled bool
+	// Attempt of its switch, of a topic that was taken back: a later one begins anew.
+	Attempt    uint32
 	HoldMillis float64   // of a switch that has held the topic; 0 otherwise
 	Forecast   *Forecast // of a check
 }
@@ -84,6 +88,7 @@ type BatchRun struct {
 	next    int          // no item before it waits for its turn in this stage
 	begin   time.Time    // when the next switch may begin
 	written bool         // the record is as others have to see it
+	counted bool         // its counts are not as they are stored
 
 	ease     ease
 	holds    []float64 // the last ones, since the last resume
@@ -148,7 +153,7 @@ func (r *BatchRun) Observe(b Batch) {
 }
 
 // Wrote notes that the record is stored at a revision.
-func (r *BatchRun) Wrote(rev uint64) { r.b.Rev, r.written = rev, true }
+func (r *BatchRun) Wrote(rev uint64) { r.b.Rev, r.written, r.counted = rev, true, false }
 
 // Next is what is to be done now.
 func (r *BatchRun) Next(now time.Time) BatchStep {
@@ -163,6 +168,9 @@ func (r *BatchRun) Next(now time.Time) BatchStep {
 		if r.AnyBusy() {
 			return BatchStep{Why: "the switches that have begun"}
 		}
+		if n := r.b.Count.Draining; n > 0 {
+			r.b.Note = fmt.Sprintf("%s to drain, each by its own switch (`pointsman switch list`)", count(n, "topic goes on", "topics go on"))
+		}
 		return r.end(now, BatchAborted)
 	case r.b.Pause != nil:
 		return BatchStep{Why: "somebody to resume it"}
@@ -170,6 +178,8 @@ func (r *BatchRun) Next(now time.Time) BatchStep {
 		return r.check(now)
 	case r.b.State == BatchMoving:
 		return r.move(now)
+	case r.b.State == BatchDraining:
+		return r.drain(now)
 	case r.b.State == BatchRuling:
 		if r.ruling || len(r.busy) > 0 {
 			return BatchStep{Why: "the rule of the namespace"}
@@ -310,6 +320,8 @@ func (r *BatchRun) move(now time.Time) BatchStep {
 	switch {
 	case r.looking && !r.looked: // of a new wave
 		return BatchStep{Why: "a look at replication"}
+	case r.b.Count.Draining+len(r.busy) >= MaxBatchDraining: // of other modes there are none
+		return BatchStep{Why: fmt.Sprintf("%d topics to drain; no more than that may do so at once", r.b.Count.Draining)}
 	case len(r.busy) >= r.ease.most(r.parallel()):
 		if r.looking { // its end is reported
 			return BatchStep{Why: "switches under way"}
@@ -411,6 +423,9 @@ func (r *BatchRun) waveOf(i int) int {
 // finish is what comes after the last wave.
 func (r *BatchRun) finish(now time.Time) BatchStep {
 	switch c := r.b.Count; {
+	case r.b.Mode == ModeDrain && r.b.State == BatchMoving && c.Moved > 0:
+		r.b.State, r.lookAt, r.written = BatchDraining, now, false
+		return BatchStep{Do: BatchWrite}
 	case c.Blocked+c.Failed > 0:
 		if r.b.Namespace != "" {
 			r.b.Note = "not all topics have moved, so the namespace has no rule; " + r.hint()
@@ -443,6 +458,7 @@ func (r *BatchRun) end(now time.Time, s BatchState) BatchStep {
 func (r *BatchRun) set(i int, e ItemEnd) {
 	r.count(i, -1)
 	r.items[i].State, r.items[i].Note, r.dirty[i] = e.State, CutNote(e.Note), true
+	r.items[i].Attempt = max(r.items[i].Attempt, e.Attempt)
 	r.count(i, 1)
 }
 
@@ -468,7 +484,7 @@ func (r *BatchRun) count(i, n int) {
 }
 
 func (r *BatchRun) recount() {
-	r.b.Count = BatchCount{Total: len(r.items), Troubled: r.b.Count.Troubled}
+	r.b.Count = BatchCount{Total: len(r.items), Troubled: r.b.Count.Troubled, Draining: r.b.Count.Draining}
 	for i := range r.items {
 		r.count(i, 1)
 	}

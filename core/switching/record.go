@@ -186,11 +186,11 @@ type Carried struct {
 	Note         string `json:"note,omitempty"`
 }
 
-// Again is the record that asks for the next attempt of a switch that was aborted.
+// Again is the record that asks for the next attempt of a switch that was aborted, or taken back.
 func (r Record) Again(now time.Time) Record {
 	r.Rev++
 	r.Attempt++
-	r.State, r.Wish, r.Note, r.Runner = StateRequested, "", "", ""
+	r.State, r.Wish, r.Note, r.Runner, r.Return = StateRequested, "", "", "", false
 	r.Started, r.Fenced, r.Flipped, r.Ended = now, time.Time{}, time.Time{}, time.Time{}
 	r.Receipt, r.Ruled, r.Floor = nil, false, nil
 	return r

@@ -137,6 +137,9 @@ func (s *Server) startStored(ctx context.Context, r *SwitchRequest, mode switchi
 		return nil, err
 	}
 	limits.Force, limits.Reversible = r.Force, r.Reversible
+	if mode == switching.ModeDrain {
+		limits.MaxBacklog = 0 // nothing is replicated
+	}
 	req, scope, err := batchRequest(r, targets)
 	if err != nil {
 		return nil, err
@@ -203,7 +206,7 @@ func thereDetails(names []string, to string) []Detail {
 func (s *Server) dryRun(ctx context.Context, b switching.Batch, plan switching.BatchPlan, names []string) (*SwitchStatus, error) {
 	sample := names
 	st := &SwitchStatus{
-		To: b.To, Mode: string(b.Mode), State: statePlanned, Total: len(names), Switches: []SwitchDetail{}, NotPromised: switching.NotPromised(b.Mode),
+		To: b.To, Mode: string(b.Mode), State: statePlanned, Total: len(names), Switches: []SwitchDetail{}, Promised: switching.Promised(b.Mode), NotPromised: switching.NotPromised(b.Mode),
 		Skipped: thereDetails(plan.There, b.To),
 	}
 	if len(names) > maxDryRun {
@@ -319,13 +322,15 @@ func (s *Server) batchStatus(ctx context.Context, b switching.Batch) (*SwitchSta
 	c := b.Count
 	st := &SwitchStatus{
 		ID: b.ID, To: b.To, Mode: string(b.Mode), State: stateRunning, Total: c.Total, Flipped: c.Moved, Ended: c.Total - c.Left(), Switches: []SwitchDetail{},
-		Batch: &b, NotPromised: switching.NotPromised(b.Mode),
+		Batch: &b, Promised: switching.Promised(b.Mode), NotPromised: switching.NotPromised(b.Mode),
 	}
 	switch {
 	case b.State.Over():
 		st.State = string(b.State)
 	case b.Pause != nil:
 		st.State = statePaused
+	case b.State == switching.BatchDraining:
+		st.State = stateDraining
 	}
 	parts, err := s.store.BatchParts(ctx, b.ID)
 	if err != nil {
@@ -498,6 +503,8 @@ func (s *Server) resumeBatch(ctx context.Context, b switching.Batch, r *SwitchCo
 // reverseBatch starts a new batch in the other direction, of what has moved.
 func (s *Server) reverseBatch(ctx context.Context, b switching.Batch, r *SwitchCommand) (*SwitchStatus, error) {
 	switch {
+	case b.State == switching.BatchDraining:
+		return nil, batchTooLate(b, fmt.Sprintf("`pointsman switch reverse %s`, and so on, takes a single topic back as long as nobody has had a message of it on %s; all of them can be brought back when the batch has ended", b.SwitchID(0), b.To))
 	case !b.State.Over():
 		return nil, batchTooLate(b, "wait for its end, or end it with `pointsman switch abort "+b.ID+"`")
 	case len(b.From) != 1:

@@ -49,12 +49,8 @@ type order struct {
 // startPlanned plans the moves of a request, and asks for them.
 func (s *Server) startPlanned(ctx context.Context, r *SwitchRequest, mode switching.Mode, targets []target) (any, error) {
 	scope := len(r.Topics) == 0 || r.Percent != 0 || r.Prefix != ""
-	switch {
-	case scope && mode == switching.ModeDrain:
-		return nil, &Error{
-			Code: CodeUnsupportedMode, Message: "mode drain moves topics by name: each goes its own way, and may take days", Remedy: "name them with --topic or --topics-from",
-		}
-	case scope || len(targets) > 1 && mode == switching.ModePlanned:
+	// A few drains by name stay together without a batch: `reverse` takes all of them back.
+	if scope || len(targets) > 1 && mode == switching.ModePlanned || len(targets) > maxPlanned {
 		return s.startStored(ctx, r, mode, targets)
 	}
 	if known := s.proxy.Info().Clusters; !slices.Contains(known, r.To) {

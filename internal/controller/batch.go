@@ -48,6 +48,7 @@ type batchDriver struct {
 	inbox   []func(now time.Time)    // reports for run; guarded by mu
 	waiting map[string]chan struct{} // by switch: closed when it is over; guarded by mu
 	record  *switching.Batch         // newer than the one that run goes by; nil: none; guarded by mu
+	drains  int                      // topics of the batch that drain; guarded by mu
 
 	asking  sync.Mutex // held while the proxies are asked
 	facts   map[string]switching.HandleFacts
@@ -77,11 +78,11 @@ func newBatchDriver(l *leadership, id string) *batchDriver {
 	}
 }
 
-// observe hands over the record as the leader has just read it.
-func (d *batchDriver) observe(b switching.Batch) {
+// observe hands over the record as the leader has just read it, and how many topics of the batch drain.
+func (d *batchDriver) observe(b switching.Batch, drains int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.record = &b
+	d.record, d.drains = &b, drains
 	d.poke()
 }
 
@@ -158,6 +159,14 @@ func (d *batchDriver) drive(ctx context.Context) {
 			}
 			b := d.run.Batch(now)
 			d.work.Go(func() { d.measure(ctx, b, topics) })
+		case switching.BatchSettle:
+			b, moved := d.run.Batch(now), map[int]string{}
+			for i, it := range d.run.Items() {
+				if it.State == switching.ItemMoved {
+					moved[i] = it.Topic
+				}
+			}
+			d.work.Go(func() { d.settle(ctx, b, moved) })
 		case switching.BatchRule:
 			b, names := d.run.Batch(now), d.names
 			d.work.Go(func() { d.rule(ctx, b, names) })
@@ -216,12 +225,15 @@ func (d *batchDriver) load(ctx context.Context) error {
 // take applies what has been reported.
 func (d *batchDriver) take() {
 	d.mu.Lock()
-	reports, record := d.inbox, d.record
+	reports, record, drains := d.inbox, d.record, d.drains
 	d.inbox, d.record = nil, nil
 	d.mu.Unlock()
 	now := time.Now()
 	for _, f := range reports {
 		f(now)
+	}
+	if record != nil {
+		d.run.Drains(drains)
 	}
 	if record == nil || record.Rev <= d.run.Batch(now).Rev {
 		return
@@ -329,7 +341,7 @@ func (d *batchDriver) save(ctx context.Context, force bool) error {
 		p.rev++
 		d.run.Saved(p.from, p.to)
 	}
-	if !force && !changed {
+	if !force && !changed && !d.run.Counted() {
 		return nil
 	}
 	b := d.run.Batch(time.Now())

@@ -50,7 +50,7 @@ func (d *batchDriver) moveOnce(ctx context.Context, j job) (e switching.ItemEnd,
 	case errors.Is(err, store.ErrNotFound):
 	case err != nil:
 		return e, err
-	case !rec.State.Over(), rec.Attempt >= j.attempt, rec.State != switching.StateAborted:
+	case !rec.State.Over(), rec.Attempt >= j.attempt, rec.State != switching.StateAborted && rec.State != switching.StateReturned:
 		inherited := !rec.State.Over()
 		e, err := d.follow(ctx, j, rec)
 		e.Inherited = inherited
@@ -116,8 +116,11 @@ func (d *batchDriver) follow(ctx context.Context, j job, rec switching.Record) (
 	if rec.Receipt != nil {
 		e.HoldMillis = rec.Receipt.HoldMillis
 	}
-	if rec.State == switching.StateAborted {
+	switch rec.State {
+	case switching.StateAborted:
 		e.State = switching.ItemFailed
+	case switching.StateReturned:
+		e = switching.TakenBack(rec)
 	}
 	return e, nil
 }
@@ -219,6 +222,40 @@ func (d *batchDriver) measure(ctx context.Context, b switching.Batch, topics []s
 	}
 	if ctx.Err() == nil {
 		d.report(func(now time.Time) { d.run.Measured(now, worst, which) })
+	}
+}
+
+// settle looks in the map which of the topics that have moved drain, or are not on the new cluster any more: somebody has taken them back, or moved them on.
+func (d *batchDriver) settle(ctx context.Context, b switching.Batch, moved map[int]string) {
+	draining, gone := 0, map[int]switching.ItemEnd{}
+	table, err := d.c.mapNow(ctx)
+	for i, topic := range moved {
+		if err != nil {
+			break
+		}
+		t, parseErr := route.ParseTopic(topic)
+		if parseErr != nil {
+			continue
+		}
+		switch now := table.Decide(t, d.c.cfg.DefaultCluster); {
+		case now.State != route.StateActive && now.SwitchID == b.SwitchID(i):
+			draining++
+		case now.Cluster != b.To:
+			e := switching.ItemEnd{State: switching.ItemFailed, Note: fmt.Sprintf("is on %s by now: it has left cluster %s since it moved there", now.Cluster, b.To)}
+			var rec switching.Record
+			if rec, err = d.c.cfg.Store.Switch(ctx, b.SwitchID(i)); err == nil && rec.State == switching.StateReturned {
+				e = switching.TakenBack(rec)
+			} else if errors.Is(err, store.ErrNotFound) {
+				err = nil
+			}
+			gone[i] = e
+		}
+	}
+	if ctx.Err() == nil {
+		if err != nil {
+			d.log.Warn("which topics of a batch drain cannot be read; it is tried again", "err", err)
+		}
+		d.report(func(now time.Time) { d.run.Settled(now, draining, gone, errText(err)) })
 	}
 }
 

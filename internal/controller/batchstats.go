@@ -16,7 +16,7 @@ type batchStats struct {
 }
 
 // batchStates are those that are not over, as operators see them. They exist in the metrics from the start, at zero.
-var batchStates = [...]string{"new", "checking", "moving", "ruling", "paused", "aborting"}
+var batchStates = [...]string{"new", "checking", "moving", "draining", "ruling", "paused", "aborting"}
 
 // note counts the batches that are under way.
 func (s *batchStats) note(batches []switching.Batch) {

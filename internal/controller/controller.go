@@ -128,7 +128,7 @@ func (c *Controller) lead(ctx context.Context) {
 			}
 		}
 		for _, b := range batches {
-			l.beginBatch(ctx, b)
+			l.beginBatch(ctx, b, drainsOf(records, b.ID))
 		}
 		timer.Reset(lookEvery)
 	}
@@ -137,6 +137,16 @@ func (c *Controller) lead(ctx context.Context) {
 // driven tells whether a switch is the controller's business.
 func driven(rec switching.Record) bool {
 	return rec.Mode.Driven()
+}
+
+// drainsOf is how many topics of a batch drain, or are being taken back.
+func drainsOf(running []switching.Record, batch string) (n int) {
+	for _, rec := range running {
+		if rec.Batch == batch && (rec.State == switching.StateDraining || rec.Return) {
+			n++
+		}
+	}
+	return n
 }
 
 // leadership is what a leader has under way.
@@ -204,11 +214,11 @@ func (l *leadership) look(id string) {
 }
 
 // beginBatch has a batch driven, or hands its record to who drives it.
-func (l *leadership) beginBatch(ctx context.Context, b switching.Batch) {
+func (l *leadership) beginBatch(ctx context.Context, b switching.Batch, drains int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if d := l.batches[b.ID]; d != nil {
-		d.observe(b)
+		d.observe(b, drains)
 		return
 	}
 	d := newBatchDriver(l, b.ID)
@@ -256,6 +266,7 @@ type driver struct {
 	seen   atomic.Uint64 // revision of rec
 
 	progress progress
+	patient  bool                // a drain whose subscriptions are all busy: it may be looked at later
 	rec      switching.Record    // as last read or written
 	floor    *route.Entry        // the entry that only keeps an epoch, of a topic that rules decide
 	topic    Topic               // nil before it is opened
@@ -315,6 +326,9 @@ func (d *driver) drive(ctx context.Context) {
 		case switching.WorkWait:
 			if paused(d.rec) {
 				return
+			}
+			if d.patient {
+				step.Until = step.Until.Add(d.c.stats.drains.patience())
 			}
 			changed := d.wait(ctx, step)
 			machine.Observe(time.Now(), step, switching.Report{})

@@ -24,6 +24,8 @@ const (
 	tellEvery = 5 * time.Second
 	// rateOver is over how long the speed of a drain is measured, at most.
 	rateOver = time.Minute
+	// looksApart is how far apart the looks at drains are, over all of them: with hundreds, each is looked at more rarely.
+	looksApart = 20 * time.Millisecond
 )
 
 // progress is what a driver remembers of a drain, to tell how it goes on.
@@ -61,6 +63,7 @@ func (d *driver) onDrain(ctx context.Context, step switching.Step) (r switching.
 			return r, err
 		}
 		d.tell(ctx, d.draining(time.Now(), drain, left))
+		d.patient = !slices.ContainsFunc(drain.Subs, func(s route.DrainSub) bool { return s.Leaving })
 	case switching.WorkReturnable:
 		had, err := t.Returnable(ctx)
 		if err == nil && had != "" {
@@ -274,6 +277,13 @@ func (s *drainStats) drop(id string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.now, id)
+}
+
+// patience is how much later than usual a drain is looked at, of which nobody waits to move.
+func (s *drainStats) patience() time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return max(time.Duration(len(s.now))*looksApart-switching.DrainInterval, 0)
 }
 
 // reset forgets what an earlier leadership has seen.

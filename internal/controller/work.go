@@ -16,6 +16,7 @@ import (
 func (d *driver) do(ctx context.Context, step switching.Step, by time.Time, watch bool) (r switching.Report, cut bool) {
 	ctx, cancel := context.WithTimeout(store.AsOf(ctx, store.Boottime()), stepTimeout)
 	defer cancel()
+	d.patient = false // unless the step says so
 	switch step.Work {
 	case switching.WorkRead:
 		return d.read(ctx), false

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"pointsman/core/route"
 	"pointsman/core/switching"
 	"pointsman/internal/controller"
 	"pointsman/store"
@@ -20,6 +21,7 @@ type Topic struct {
 	mu    sync.Mutex
 	fail  string // guarded by mu
 	hangs bool   // guarded by mu: rather than fail, the work has no answer
+	left  int64  // guarded by mu
 }
 
 // Fail has a work fail from now on; "" has none.
@@ -27,6 +29,13 @@ func (t *Topic) Fail(work string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.fail, t.hangs = work, false
+}
+
+// Left says what subscription s has left on the old cluster of every drain from now on.
+func (t *Topic) Left(entries int64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.left = entries
 }
 
 // Hang has a work not return before its context ends.
@@ -57,15 +66,13 @@ func (t *Topic) Tail(ctx context.Context) (string, error) {
 	return "t=7:41", t.done(ctx, "tail")
 }
 
-// Replicated takes a moment, so that the topic is held for some time.
+// Replicated and Carry take a moment, so that the topic is held for some time.
 func (t *Topic) Replicated(ctx context.Context, _ string) (string, error) {
-	select {
-	case <-time.After(time.Millisecond):
-	case <-ctx.Done():
-	}
+	moment(ctx)
 	return "", t.done(ctx, "replicated")
 }
 func (t *Topic) Carry(ctx context.Context) ([]switching.Carried, error) {
+	moment(ctx)
 	return []switching.Carried{{Topic: "t", Subscription: "s", How: "source position", First: "9:42", Holes: 2, Backlog: 7, Unacked: 3}}, t.done(ctx, "carry")
 }
 func (t *Topic) ReadBack(ctx context.Context) (string, error) { return "", t.done(ctx, "read back") }
@@ -76,6 +83,28 @@ func (t *Topic) Verify(ctx context.Context, _ string) (controller.Verified, erro
 	return controller.Verified{Tail: map[string]string{"t": "7:41"}, First: map[string]string{"t": "9:41"}, Text: "the last 100 messages are there"}, t.done(ctx, "verify")
 }
 func (t *Topic) Close() {}
+
+// Drained, Returnable and CopyBack make it a controller.Drainer.
+
+func (t *Topic) Drained(ctx context.Context) (switching.Drained, []switching.Left, error) {
+	t.mu.Lock()
+	n := t.left
+	t.mu.Unlock()
+	return switching.Drained{Subs: []switching.SubFact{{Name: "s", Backlog: n}}}, []switching.Left{{Subscription: "s", Backlog: n}}, t.done(ctx, "drained")
+}
+func (t *Topic) Returnable(ctx context.Context) (string, error) {
+	return "", t.done(ctx, "returnable")
+}
+func (t *Topic) CopyBack(ctx context.Context, _ route.Drain, _ bool) (copied, left int64, err error) {
+	return 0, 0, t.done(ctx, "copy")
+}
+
+func moment(ctx context.Context) {
+	select {
+	case <-time.After(time.Millisecond):
+	case <-ctx.Done():
+	}
+}
 
 // Ground is what batches ask of the clusters: each has the topics that listed names, and every preflight finds all fine, unless check says otherwise.
 func Ground(listed map[string][]string, check func(switching.CheckRequest, *switching.Preflight)) *controller.Ground {
