@@ -40,6 +40,8 @@ func (d drainedTopic) CopyBack(context.Context, route.Drain, bool) (copied, left
 	return 0, 0, nil
 }
 
+func (d drainedTopic) PassOver(context.Context) error { return nil }
+
 func (f *drainField) controller(id string) *Controller {
 	c := f.field.controller(id, f.w.st.Join())
 	c.cfg.Open = func(_ context.Context, rec switching.Record) (Topic, error) {

@@ -26,6 +26,8 @@ type Drainer interface {
 	// CopyBack copies what the new cluster got since the flip to the old one, behind what that had then. While producers go on it stops after a while. left is how
 	// much is not copied yet.
 	CopyBack(ctx context.Context, d route.Drain, all bool) (copied, left int64, err error)
+	// PassOver has the subscriptions of the new cluster pass over what a way back has copied, when the topic is on the old one again: it would come a second time if the topic drained again.
+	PassOver(ctx context.Context) error
 }
 
 // ErrRevived says that the old cluster did not deliver what is left, and was made to.
@@ -281,4 +283,9 @@ func (t *drainTopic) CopyBack(ctx context.Context, d route.Drain, all bool) (cop
 		return err
 	})
 	return copied, left, err
+}
+
+// PassOver implements Drainer.
+func (t *drainTopic) PassOver(ctx context.Context) error {
+	return t.each(func(i int) error { return t.new.PassOver(ctx, t.names[i], t.boundary[i]) })
 }

@@ -244,6 +244,12 @@ func TestWhatWasPublishedMeanwhileIsCopiedBackByAReturn(t *testing.T) {
 	if info, _ := w.a.Topic(parts[0]); info.Subscriptions["new"].Backlog != 20 {
 		t.Errorf("the new subscription: %+v, want all that was copied", info.Subscriptions)
 	}
+	// What was copied is consumed on a: it must not be there a second time when the topic drains to b again.
+	for _, p := range parts {
+		if info, _ := w.b.Topic(p); info.Subscriptions["s"].Backlog+info.Subscriptions["new"].Backlog != 0 {
+			t.Errorf("%s on b: %+v, want nothing left", p, info.Subscriptions)
+		}
+	}
 }
 
 // After the first message on the new cluster there is no way back, and the drain goes on.

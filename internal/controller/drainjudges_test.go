@@ -160,6 +160,7 @@ func TestWhatADrainDoesNotMindIsFine(t *testing.T) {
 	check("an exclusive producer", func(s *survey) { s.from.Parts[0].Stats.Publishers[0].AccessMode = "Exclusive" })
 	check("readers", func(s *survey) { s.from.Parts[0].Stats.Subscriptions["reader-1"] = pulsaradmin.SubscriptionStats{} })
 	check("a subscription that nobody uses and that is caught up", func(s *survey) { s.left = append(s.left, pulsaradmin.Remaining{Name: "t"}) })
+	check("transactions that have ended", func(s *survey) { s.from.Parts[0].Stats.CommittedTxn = 2 })
 	check("no subscription", func(s *survey) { s.left = nil })
 }
 

@@ -98,6 +98,31 @@ func (d *driver) mayCopy(ctx context.Context) error {
 	return err
 }
 
+// passOver does what is left to be done when a topic has been taken back. Without it what was copied comes twice, should the topic drain again: then the record says so.
+func (d *driver) passOver(ctx context.Context, rec *switching.RecordState) {
+	ctx, cancel := context.WithTimeout(ctx, stepTimeout/2)
+	defer cancel()
+	e, _, err := d.c.cfg.Store.Entry(ctx, d.base)
+	if err == nil && (e.State != route.StateActive || e.Cluster != d.rec.From || switching.KeyOf(e) != d.key) {
+		return // it has moved on: a leader that was frozen comes late
+	}
+	if err == nil {
+		err = d.open(ctx)
+	}
+	if t, ok := d.topic.(Drainer); err == nil && ok {
+		began := time.Now()
+		err = t.PassOver(ctx)
+		d.addStep("pass over", began, time.Since(began), errText(err))
+	}
+	if err != nil {
+		note := fmt.Sprintf("what was copied back is still to be delivered on cluster %s, and would come again if the topic drained there again: %v", d.rec.To, err)
+		if rec.Note != "" {
+			note = rec.Note + "; " + note
+		}
+		rec.Note = note
+	}
+}
+
 // noteEnds writes down where both clusters end when the topic moves: what the new one has behind that was published after the switch.
 func (d *driver) noteEnds(tail string) error {
 	t, ok := d.topic.(interface {

@@ -550,6 +550,10 @@ func (s *survey) judgeTransactions() switching.Finding {
 	switch {
 	case open > 0:
 		return blocker(itemTransactions, "wait until they are committed or aborted", "%d open transactions have messages in the topic: they could not be committed on cluster %s", open, s.req.To)
+	case ended > 0 && s.returns():
+		return blocker(itemTransactions, fmt.Sprintf("let the drain end, then drain from %s to %s", s.req.From, s.req.To), "%d transactions have ended on cluster %s since the topic was loaded: their messages cannot be copied", ended, s.req.From)
+	case ended > 0 && s.drains():
+		return fine(itemTransactions, "none is open; the messages of %d that have ended are consumed on cluster %s", ended, s.req.From)
 	case ended > 0:
 		return blocker(itemTransactions, "switch when the messages of transactions are consumed and removed by retention, and no client uses transactions on the topic any more; or --mode drain, which copies nothing",
 			"%d transactions have ended since the topic was loaded: replication does not carry their end, so that cluster %s may deliver nothing behind the copy of such a message", ended, s.req.To)

@@ -98,18 +98,25 @@ func (t *pulsarTopic) Evict(ctx context.Context) error {
 	return t.each(func(i int) error { return t.from.Evict(ctx, t.names[i]) })
 }
 
+// publishers are those of the old cluster. A transaction that was begun after the preflight ends the attempt: what its producer publishes after the flip would be on another cluster than what it
+// has published before, and its coordinator knows nothing of that.
 func (t *pulsarTopic) publishers(ctx context.Context) ([]switching.Publisher, error) {
 	var mu sync.Mutex
 	var all []switching.Publisher
+	open := int64(0)
 	err := t.each(func(i int) error {
 		s, err := t.from.Stats(ctx, t.names[i])
 		mu.Lock()
 		defer mu.Unlock()
+		open += s.OngoingTxn
 		for _, p := range s.Publishers {
 			all = append(all, switching.Publisher{Name: p.Name, Text: p.String()})
 		}
 		return err
 	})
+	if err == nil && open > 0 {
+		err = fmt.Errorf("%w: the topic has messages of %s on cluster %s, begun since the preflight: switch when they are committed or aborted", ErrHopeless, count(int(open), "open transaction"), t.from.Cluster())
+	}
 	// A producer on many partitions is named once.
 	slices.SortFunc(all, func(a, b switching.Publisher) int { return strings.Compare(a.Name, b.Name) })
 	return slices.CompactFunc(all, func(a, b switching.Publisher) bool { return a.Name == b.Name }), err

@@ -197,6 +197,9 @@ func (d *driver) guards(ctx context.Context, e route.Entry) ([]store.RuleChange,
 
 // record writes the record alone.
 func (d *driver) record(ctx context.Context, step switching.Step) switching.Report {
+	if step.Record.State == switching.StateReturned {
+		d.passOver(ctx, &step.Record)
+	}
 	rec := d.next(step.Record)
 	if rec.State.Over() {
 		d.addAcks(ctx, rec.State)

@@ -206,6 +206,30 @@ func (c *Copier) Missing(ctx context.Context) (int64, error) {
 	return c.from.in.Index(Position{last.Position.Ledger, last.Position.Entry + 1}) - c.from.in.Index(Position{done.Ledger, done.Entry + 1}), nil
 }
 
+// PassOver has the subscriptions of a topic pass over all that it has, if they have had everything up to boundary; who has something left of before stays where he is. It is for what was copied
+// elsewhere, of a topic that nobody publishes to or consumes. Positions are absolute: a call that comes late brings a subscription to where everybody had everything, and never to a later end.
+func (c *Client) PassOver(ctx context.Context, topic string, boundary Position) error {
+	now, err := c.Snapshot(ctx, topic)
+	if err != nil {
+		return err
+	}
+	to := &remote{Client: c, topic: topic}
+	return each(len(now.Subs), Parallel, func(i int) error {
+		s := now.Subs[i]
+		if s.Backlog == 0 || s.Cursor.MarkDelete.Before(boundary) {
+			return nil
+		}
+		err := to.Move(ctx, s.Name, now.Log.End())
+		if err == nil && s.Replicated { // placing a cursor makes a broker forget it
+			err = to.SetReplicated(ctx, s.Name)
+		}
+		if err != nil {
+			return fmt.Errorf("%s: subscription %s: %w", topic, s.Name, err)
+		}
+		return nil
+	})
+}
+
 // Numbers of fields of MessageMetadata.
 const (
 	fieldProperty       = 4

@@ -281,3 +281,32 @@ func TestACopyKeepsWhatTheProducerWrote(t *testing.T) {
 		t.Errorf("error %v, want that transactions are not copied", err)
 	}
 }
+
+// When a topic is taken back, what was copied is not delivered on the other cluster any more; what was left there from before is, and so is what comes later.
+func TestSubscriptionsPassOverWhatWasCopiedAndNothingElse(t *testing.T) {
+	_, b, toA, toB := twoClusters(t)
+	publish(b, 0, 12)
+	b.Acknowledge(backTopic, "caught-up", func(int) bool { return true })
+	b.Acknowledge(backTopic, "behind", func(n int) bool { return n < 9 })
+	_, boundary := ends(t, toA, toB)
+	publish(b, 12, 8)
+	left := func() (caughtUp, behind int64) {
+		info, _ := b.Topic(backTopic)
+		return int64(info.Subscriptions["caught-up"].Backlog), int64(info.Subscriptions["behind"].Backlog)
+	}
+	if n, m := left(); n != 8 || m != 11 {
+		t.Fatalf("%d and %d before", n, m)
+	}
+	for range 2 { // a second time by a successor
+		if err := toB.PassOver(t.Context(), backTopic, boundary); err != nil {
+			t.Fatal(err)
+		}
+		if n, m := left(); n != 0 || m != 11 {
+			t.Errorf("%d and %d entries are left, want none and 11", n, m)
+		}
+	}
+	publish(b, 20, 3)
+	if n, m := left(); n != 3 || m != 14 {
+		t.Errorf("%d and %d entries are left of what came later", n, m)
+	}
+}

@@ -99,6 +99,9 @@ func (t *Topic) CopyBack(ctx context.Context, _ route.Drain, _ bool) (copied, le
 	return 0, 0, t.done(ctx, "copy")
 }
 
+// PassOver is the last work of a way back.
+func (t *Topic) PassOver(ctx context.Context) error { return t.done(ctx, "pass over") }
+
 func moment(ctx context.Context) {
 	select {
 	case <-time.After(time.Millisecond):
