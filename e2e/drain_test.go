@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"slices"
 	"strings"
 	"testing"
@@ -215,4 +216,72 @@ func TestDrainIsRefusedWhereThereIsReplication(t *testing.T) {
 	if !errors.As(err, &refused) || !strings.Contains(refused.Output, "each message would be delivered twice") || !strings.Contains(refused.Output, "--mode planned") {
 		t.Errorf("not refused as it should be: %v", err)
 	}
+}
+
+// A namespace without replication moves by one command: every topic by a drain of its own, wave after wave, and when none drains any more the namespace is one rule. One topic is taken back
+// meanwhile; a resume moves it after all.
+func TestANamespaceDrainsAsABatch(t *testing.T) {
+	t.Parallel()
+	const perTopic = 20
+	namespace := "acme/drained-" + runID
+	ctx := limited(t, 60*time.Second)
+	for _, c := range []*Cluster{rig.A, rig.B} {
+		must(t, c.Admin(ctx, http.MethodPut, "/admin/v2/namespaces/"+namespace, map[string]any{"replication_clusters": []string{c.Name}, "bundles": map[string]any{"numBundles": 4}}, nil))
+	}
+	setRoute(t, pair(t)[0], namespace, "a")
+	st := openMap(t, pair(t)[0])
+	c := session(t, pair(t)[1])
+	var topics []string
+	consumers := map[string]pulsar.Consumer{}
+	for range often(4, 12) {
+		topic := newTopic(namespace, "t")
+		awaitRoute(t, topic, "a")
+		topics = append(topics, topic)
+		consumers[topic] = subscribeAt(t, c, topic, "s")
+		send(t, c, topic, 1, perTopic)
+	}
+	var b struct {
+		ID    string          `json:"id"`
+		State string          `json:"state"`
+		Batch switching.Batch `json:"batch"`
+	}
+	must(t, pair(t)[0].CLI(limited(t, 90*time.Second), &b, "switch", "start", "--mode", "drain", "--namespace", namespace, "--to", "b", "--force"))
+	if b.State != "draining" || b.Batch.Count.Moved != len(topics) || b.Batch.Count.Draining == 0 {
+		t.Fatalf("the command ended with %s: %+v, pause %+v", b.State, b.Batch.Count, b.Batch.Pause)
+	}
+	for _, topic := range topics {
+		send(t, c, topic, perTopic+1, 2*perTopic)
+	}
+	running, err := st.Running(ctx)
+	must(t, err)
+	back := running[slices.IndexFunc(running, func(r switching.Record) bool { return r.Batch == b.ID })]
+	takenBack(t, back.ID)
+	for _, topic := range topics {
+		if topic == back.Topic {
+			continue
+		}
+		if got := receive(t, consumers[topic], 2*perTopic); !slices.Equal(got, inOrder(1, 2*perTopic)) {
+			t.Errorf("%s: %q", topic, got)
+		}
+	}
+	over := awaitBatch(t, st, b.ID, "to end", func(b switching.Batch) bool { return b.State.Over() })
+	if over.State != switching.BatchIncomplete || over.Count.Failed != 1 || over.Count.Moved != len(topics)-1 || over.Rule != 0 {
+		t.Fatalf("%s: %+v, rule %d; want the topic that was taken back to have failed", over.State, over.Count, over.Rule)
+	}
+	must(t, pair(t)[1].CLI(limited(t, 60*time.Second), nil, "switch", "resume", b.ID, "--force", "--no-wait"))
+	if got := receive(t, consumers[back.Topic], 2*perTopic); !slices.Equal(got, inOrder(1, 2*perTopic)) {
+		t.Errorf("%s: %q", back.Topic, got)
+	}
+	over = awaitBatch(t, st, b.ID, "to be done", func(b switching.Batch) bool { return b.State.Over() })
+	if over.State != switching.BatchDone || over.Rule == 0 || over.Removed != len(topics) {
+		t.Fatalf("%s: %+v, rule %d in place of %d entries; %s", over.State, over.Count, over.Rule, over.Removed, over.Note)
+	}
+	for _, topic := range topics {
+		awaitRoute(t, topic, "b")
+		send(t, c, topic, 2*perTopic+1, 2*perTopic+5)
+		if got := receive(t, consumers[topic], 5); !slices.Equal(got, inOrder(2*perTopic+1, 2*perTopic+5)) {
+			t.Errorf("%s on cluster b: %q", topic, got)
+		}
+	}
+	t.Logf("%d topics: hold p50 %.0f ms, p99 %.0f ms, rule of epoch %d", len(topics), over.HoldP50, over.HoldP99, over.Rule)
 }
