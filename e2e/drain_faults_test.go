@@ -222,10 +222,9 @@ func drainOutlivesItsLeaders(t *testing.T, client Client) {
 	l.flow("after the drain")
 	l.nothingNewOn(rec)
 	l.end(false) // who is cut off gets again what was in flight
-	acks := l.driver.Record().Acks
 	last := int64(0)
-	for _, e := range acks {
-		last = max(last, e.N)
+	for m := range l.driver.Record().Acks.All() {
+		last = max(last, m.N)
 	}
 	late.await(t, "the subscription that was late", 0, last)
 	for key := range l.c.keys {
@@ -320,10 +319,10 @@ func TestDrainWaitsForWhatApplicationsLeave(t *testing.T) {
 			st := openMap(t, pair(t)[0])
 			live := startDriver(t, client, "live", "--url", pair(t)[0].URL, "--read-url", pair(t)[1].URL, "--topics", topic, "--rates", "200", "--keys", strconv.Itoa(keys),
 				"--subs", "shared:shared:individual:2,keyed:key_shared:individual:2", "--skip", strconv.Itoa(skip), "--lag", strconv.Itoa(lag))
-			await(t, live, "messages", func(r Record) bool { return len(r.Recvs) >= 400 })
+			await(t, live, "messages", func(r Record) bool { return r.Recvs.Len() >= 400 })
 			rec := drains(t, topic)
-			flipped := len(live.Record().Acks)
-			await(t, live, "messages on the new cluster", func(r Record) bool { return len(r.Acks) >= flipped+200 })
+			flipped := live.Record().Acks.Len()
+			await(t, live, "messages on the new cluster", func(r Record) bool { return r.Acks.Len() >= flipped+200 })
 			must(t, live.Say("stop"))
 			await(t, live, "the producer to stop", func(r Record) bool { return r.Stopped })
 			if d := draining(t, st, topic); d.Gone != 0 || len(d.Subs) != 2 {
@@ -338,15 +337,18 @@ func TestDrainWaitsForWhatApplicationsLeave(t *testing.T) {
 				rest := &gathered{}
 				rest.take(t, consumer, func(int64) (bool, bool) { return false, false })
 				had := map[int64]bool{}
-				for _, e := range record.Recvs {
-					had[e.N] = had[e.N] || e.S == name
+				for m := range record.Recvs.All() {
+					had[m.N] = had[m.N] || m.S == name
 				}
 				must(t, WaitUntil(limited(t, catchUpLimit), name+" to have what is left", func() (bool, error) {
 					rest.mu.Lock()
 					defer rest.mu.Unlock()
-					return !slices.ContainsFunc(record.Acks, func(e Event) bool {
-						return rest.times[e.N] == 0 && (!had[e.N] || e.N%skip == 0) // the application has not acknowledged it
-					}), nil
+					for m := range record.Acks.All() {
+						if rest.times[m.N] == 0 && (!had[m.N] || m.N%skip == 0) { // the application has not acknowledged it
+							return false, nil
+						}
+					}
+					return true, nil
 				}))
 			}
 			rec, err := tryPlanned(t, pair(t)[0], "watch", rec.ID)
@@ -391,8 +393,8 @@ func TestDrainIsTakenBackUnderLoad(t *testing.T) {
 			for i := range often(2, 5) {
 				l.began = append(l.began, nowMillis())
 				rec := drains(t, l.c.topic)
-				acked := len(l.driver.Record().Acks)
-				await(t, l.driver, "messages on the new cluster", func(r Record) bool { return len(r.Acks) >= acked+100 })
+				acked := l.driver.Record().Acks.Len()
+				await(t, l.driver, "messages on the new cluster", func(r Record) bool { return r.Acks.Len() >= acked+100 })
 				l.began = append(l.began, nowMillis())
 				rec = takenBack(t, rec.ID)
 				t.Logf("way back %d: %d entries copied, hold %.0f ms, evicted %v: %s %s", i+1, rec.Receipt.Copied, rec.Receipt.HoldMillis, rec.Receipt.Evicted, rec.Note, holdSteps(rec))
