@@ -145,7 +145,7 @@ func TestTheProgressOfABatchIsOneLine(t *testing.T) {
 	f(b, "moving, wave 2 of 2: 400 of 1000 moved, 8 under way, 3 failed, 2 blocked, 1 skipped, 1 incomplete; hold p50 120 ms, p99 310 ms; 5 at once for now; done in about 1m23s")
 	b.Pause, b.ETA = &switching.BatchPause{}, time.Time{}
 	f(b, "paused, wave 2 of 2: 400 of 1000 moved, 8 under way, 3 failed, 2 blocked, 1 skipped, 1 incomplete; hold p50 120 ms, p99 310 ms")
-	b.State, b.Pause, b.Count = switching.BatchDraining, nil, switching.BatchCount{Total: 1000, Moved: 997, Draining: 40, Failed: 3}
+	b.State, b.Pause, b.AtOnce, b.Count = switching.BatchDraining, nil, 0, switching.BatchCount{Total: 1000, Moved: 997, Draining: 40, Failed: 3}
 	f(b, "draining: 997 of 1000 moved, 40 of them still drain, 3 failed; hold p50 120 ms, p99 310 ms")
 	b.State, b.Count = switching.BatchDone, switching.BatchCount{Total: 1, Moved: 1}
 	f(b, "done: 1 of 1 moved; hold p50 120 ms, p99 310 ms")
