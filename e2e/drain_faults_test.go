@@ -311,7 +311,13 @@ func TestDrainWaitsForEveryHole(t *testing.T) {
 
 // Applications of every client that leave messages unacknowledged for ever, and have others in hand: the drain waits for whoever comes after them.
 func TestDrainWaitsForWhatApplicationsLeave(t *testing.T) {
-	for _, client := range someClients(Java) {
+	if !full {
+		t.Skip("E2E_FULL=1: TestDrainWaitsForEveryHole has the same by hand")
+	}
+	for _, client := range artifacts.Clients {
+		if client == Rust { // it acknowledges whole batches
+			continue
+		}
 		t.Run(string(client), func(t *testing.T) {
 			t.Parallel()
 			const skip, lag, keys = 10, 20, 10
@@ -377,9 +383,9 @@ func takenBack(t *testing.T, id string) switching.Record {
 	return rec
 }
 
-// Under load a drain is taken back, more than once: what was published on the new cluster comes behind what the old one had, and nothing is lost.
+// Under load a drain is taken back: what was published on the new cluster comes behind what the old one had, and nothing is lost.
 func TestDrainIsTakenBackUnderLoad(t *testing.T) {
-	for _, client := range []Client{Go, Java} {
+	for _, client := range []Client{Go, Java}[:often(1, 2)] {
 		if !slices.Contains(artifacts.Clients, client) {
 			continue
 		}
@@ -390,7 +396,7 @@ func TestDrainIsTakenBackUnderLoad(t *testing.T) {
 				subs:  []string{"exclusive:exclusive:individual:1", "failover:failover:cumulative:1", "shared:shared:individual:2", "key-shared:key_shared:individual:2"},
 				flags: []string{"--lag", "5"}, // so that no subscription ever has acknowledged everything
 			})
-			for i := range often(2, 5) {
+			for i := range often(1, 5) {
 				l.began = append(l.began, nowMillis())
 				rec := drains(t, l.c.topic)
 				acked := l.driver.Record().Acks.Len()
@@ -412,6 +418,9 @@ func TestDrainIsTakenBackUnderLoad(t *testing.T) {
 
 // A way back that has to be given up after it has copied: the topic drains on, and exactly what was copied comes twice, as the receipt says.
 func TestAWayBackThatIsGivenUpCostsWhatItHasCopied(t *testing.T) {
+	if !full {
+		t.Skip("it waits for the end of a fence: E2E_FULL=1")
+	}
 	t.Parallel()
 	topic := onA(t, "given-up")
 	c := session(t, pair(t)[1])
