@@ -20,6 +20,26 @@ func writeProposals(w io.Writer, all []admin.Proposal) {
 	}
 }
 
+// writeFailovers shows the failovers that are under way, and the last ones.
+func writeFailovers(w io.Writer, all []admin.FailoverSummary) {
+	if len(all) == 0 {
+		return
+	}
+	rows := [][]string{{"FAILOVER", "STARTED", "FROM", "TO", "WHAT", "STATE", "MOVED", "WHO"}}
+	for _, o := range all {
+		moved := strconv.Itoa(o.Moved) + ofTotal(o.Total)
+		if o.Failed > 0 {
+			moved += fmt.Sprintf(", %d failed", o.Failed)
+		}
+		who := o.Who
+		if o.Automatic {
+			who = "by itself"
+		}
+		rows = append(rows, []string{o.ID, stamp(o.Asked), o.From, o.To, o.What, string(o.State), moved, orDash(who)})
+	}
+	writeRows(w, rows)
+}
+
 // votes is what all live proxies say of a cluster.
 func votes(v *switching.Votes) string {
 	if v == nil {
@@ -47,6 +67,9 @@ func writeFailover(w io.Writer, st admin.SwitchStatus) {
 	fmt.Fprintf(w, "failover from %s: %s\n", o.From, what)
 	fmt.Fprintf(w, "missing on %s, as far as is known: entries that were not replicated: %d; subscriptions made at the oldest message: %d; entries that those deliver again, at most: %d\n",
 		o.To, o.Backlog, o.Created, o.Again)
+	if o.State.Over() && o.Moved > 0 {
+		fmt.Fprintf(w, "nothing goes back by itself. When cluster %s is back: `pointsman switch salvage %s` lists what %s never got, and `pointsman switch reverse %s --dry-run` is the way back\n", o.From, o.ID, o.To, o.ID)
+	}
 }
 
 func writeFailoverPlan(w io.Writer, p *admin.FailoverPlan) {

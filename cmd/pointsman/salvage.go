@@ -65,7 +65,11 @@ func writeSalvage(w io.Writer, id string, s switching.Salvage, first bool) {
 			writeRows(w, rows)
 		}
 		if whole > 0 {
-			fmt.Fprintf(w, "%s: nothing is missing\n", plural(whole, "other partition"))
+			what := "partition"
+			if len(rows) > 1 {
+				what = "other partition"
+			}
+			fmt.Fprintf(w, "%s: nothing is missing\n", plural(whole, what))
 		}
 	}
 	rows := [][]string{{"TOPIC", "POSITION", "PRODUCER", "SEQUENCE", "PUBLISHED", "KEY", "BYTES", "MESSAGES"}}
@@ -76,6 +80,8 @@ func writeSalvage(w io.Writer, id string, s switching.Salvage, first bool) {
 	}
 	if len(rows) > 1 {
 		writeRows(w, rows)
+	} else if !first && s.Next == "" {
+		fmt.Fprintln(w, "nothing more is missing")
 	}
 	for _, u := range s.Unread {
 		fmt.Fprintln(w, "NOT LOOKED AT:", u)

@@ -112,7 +112,7 @@ Failover mode does not promise:
 	f.StringVar(&r.Mode, "mode", string(switching.ModePlanned), "how: planned, drain, immediate or failover")
 	f.StringVar(&r.From, "from", "", "failover mode: the cluster that is dead; without topics or a namespace, everything that is mapped to it")
 	f.StringVar(&r.Subscriptions, "subscriptions", "", "failover mode: none leaves those alone that the new cluster lacks")
-	f.BoolVar(&r.Force, "force", false, "go on in spite of warnings; in immediate mode although the cluster or a proxy is not as it should be")
+	f.BoolVar(&r.Force, "force", false, "go on in spite of warnings; in immediate mode although the cluster or a proxy is not as it should be; in failover mode although the old cluster answers")
 	f.BoolVar(&r.DryRun, "dry-run", false, "only check, and show what would happen")
 	f.BoolVar(&noWait, "no-wait", false, "do not wait for the end")
 	c.changeFlags(cmd)
@@ -277,7 +277,8 @@ func (c *cli) switchList() *cobra.Command {
 			}
 			return c.print(list, func(w io.Writer) {
 				writeProposals(w, list.Proposals)
-				if len(list.Switches)+len(list.Batches) == 0 {
+				writeFailovers(w, list.Failovers)
+				if len(list.Switches)+len(list.Batches)+len(list.Failovers) == 0 {
 					fmt.Fprintln(w, "no switches")
 					return
 				}

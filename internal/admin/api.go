@@ -363,8 +363,9 @@ type SwitchDetail struct {
 type SwitchList struct {
 	Switches []switching.Record `json:"switches"`
 	Batches  []switching.Batch  `json:"batches"`
-	// Proposals are the failovers that are proposed now.
-	Proposals []Proposal `json:"proposals"`
+	// Proposals are the failovers that are proposed now, Failovers those that are under way and the newest that are over, newest first.
+	Proposals []Proposal        `json:"proposals"`
+	Failovers []FailoverSummary `json:"failovers"`
 }
 
 // answer runs a handler under requestTimeout and writes what it returns.

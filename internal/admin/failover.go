@@ -572,6 +572,56 @@ func (s *Server) proposals(ctx context.Context) ([]Proposal, error) {
 	return all, nil
 }
 
+// FailoverSummary is one order in a list.
+type FailoverSummary struct {
+	ID    string    `json:"id"`
+	Asked time.Time `json:"asked"`
+	From  string    `json:"from"`
+	To    string    `json:"to"`
+	// What moves: a topic, "N topics", a namespace, or everything.
+	What  string                  `json:"what"`
+	State switching.FailoverState `json:"state"`
+	Total int                     `json:"total"`
+	Moved int                     `json:"moved"`
+	// Failed is how many could not be moved.
+	Failed    int    `json:"failed,omitempty"`
+	Automatic bool   `json:"automatic,omitempty"`
+	Who       string `json:"who,omitempty"`
+}
+
+// maxListedFailovers is how many orders that are over are in a list.
+const maxListedFailovers = 5
+
+// failovers are the orders for a list.
+func (s *Server) failovers(ctx context.Context, limit int) ([]FailoverSummary, error) {
+	running, err := store.Failovers(ctx, s.store)
+	if err != nil {
+		return nil, err
+	}
+	over, err := store.FailoversOver(ctx, s.store)
+	if err != nil {
+		return nil, err
+	}
+	all := []FailoverSummary{}
+	over = over[max(0, len(over)-min(limit, maxListedFailovers)):]
+	for _, o := range slices.Backward(slices.Concat(over, running)) {
+		if len(all) > 0 && all[len(all)-1].ID == o.ID {
+			continue // it ends in this moment
+		}
+		what := fmt.Sprintf("%d topics", len(o.Topics))
+		switch {
+		case o.All:
+			what = "everything"
+		case o.Scope != "":
+			what = scopeName(o.Scope)
+		case len(o.Topics) == 1:
+			what = o.Topics[0]
+		}
+		all = append(all, FailoverSummary{ID: o.ID, Asked: o.Asked, From: o.From, To: o.To, What: what, State: o.State, Total: o.Total, Moved: o.Moved, Failed: o.FailedCount, Automatic: o.Automatic, Who: o.Who})
+	}
+	return all, nil
+}
+
 // Proposal is a failover that is proposed, and the command that does it.
 type Proposal struct {
 	switching.Proposal

@@ -678,8 +678,12 @@ func (s *Server) handleSwitches(ctx context.Context, r *http.Request) (any, erro
 	if err != nil {
 		return nil, err
 	}
+	failovers, err := s.failovers(ctx, limit)
+	if err != nil {
+		return nil, err
+	}
 	batches, err := s.newestBatches(ctx, limit)
-	return SwitchList{Switches: records, Batches: batches, Proposals: proposals}, err
+	return SwitchList{Switches: records, Batches: batches, Proposals: proposals, Failovers: failovers}, err
 }
 
 // newSwitchID sorts by time and can be read out over a telephone.
