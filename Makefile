@@ -67,8 +67,9 @@ bench-scale: build ## idle sessions, thousands of connections and moved topics, 
 	CGO_ENABLED=0 $(GO) build -trimpath -o bin/pointsman-bench ./cmd/pointsman-bench
 	bin/pointsman-bench scale
 
-bench-batch: build ## a namespace of 10,000 topics on fake brokers and one of 500 on real ones moved under load through three proxies; prints what it costs
-	E2E_TOPICS=10000 E2E_REAL_TOPICS=500 $(GO) test -tags e2e -count=1 -timeout 60m -v -run TestANamespaceOfManyTopicsMoves ./e2e
+bench-batch: build ## a batch of 100,000 topics planned, a namespace of 10,000 on fake brokers and one of 500 on real ones moved under load through three proxies: what it costs
+	E2E_RIG=map E2E_TOPICS=10000 E2E_PLANNED=100000 $(GO) test -tags e2e -count=1 -timeout 60m -v -run 'TestALargeBatchIs|TestANamespaceOfManyTopicsMoves/fake' ./e2e
+	E2E_REAL_TOPICS=500 $(GO) test -tags e2e -count=1 -timeout 60m -v -run TestANamespaceOfManyTopicsMoves/real ./e2e
 
 robustness: ## hostile and unlucky peers at full size, with the numbers
 	$(GO) test -count=1 -v -timeout 5m -run 'NotTheProtocol|NeverSpeak|StopReading|SlowBroker|NeverRead|EitherDirection|LookupStorm|LookUpAndLeave|CutWith|StopUnderLoad|DrainedClient' ./internal/app
