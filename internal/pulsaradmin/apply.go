@@ -137,7 +137,8 @@ func (p *Pair) mark(ctx context.Context, to target, plan Plan) error {
 }
 
 // compare holds a cursor of the new cluster against a plan: missing is what is still to be acknowledged, extra says in words what is acknowledged too much or
-// too little to be mended by acknowledging. markers counts those that are acknowledged beyond the plan, which does not matter.
+// too little to be mended by acknowledging. markers is how many more of them are acknowledged than the plan says, or fewer, which does not matter but for the
+// backlog.
 func (p *Pair) compare(c *Cursor, plan *Plan) (missing []Range, markers int64, extra string) {
 	log := &p.to.in.Log
 	after := func(q Position) int64 { return log.Index(Position{q.Ledger, q.Entry + 1}) }
@@ -145,8 +146,12 @@ func (p *Pair) compare(c *Cursor, plan *Plan) (missing []Range, markers int64, e
 	// Between the cursor and the plan's first position there may be markers only; whatever it is, the cursor stands before it.
 	if at := after(c.MarkDelete); at < first {
 		for i := at; i < first; i++ {
-			if q := log.At(i); !c.acked(q) && !p.isMarker(q) {
+			switch q := log.At(i); {
+			case c.acked(q):
+			case !p.isMarker(q):
 				return nil, 0, fmt.Sprintf("it begins at %v and should begin at %v", q, plan.First)
+			default:
+				markers--
 			}
 		}
 	}

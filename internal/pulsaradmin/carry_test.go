@@ -155,6 +155,36 @@ func TestASubscriptionThatIsThereIsMovedOnlyWhenItHasTo(t *testing.T) {
 	}
 }
 
+// A replicated subscription on the new cluster stands where the last snapshot put it, which may be before markers: the cluster counts them, the plan begins behind them.
+func TestMarkersBeforeTheFirstMessageAreNoDifference(t *testing.T) {
+	a, b := history(10)
+	for range 4 {
+		b.append(marker())
+	}
+	for i := 10; i < 20; i++ {
+		a.append(message("p", i))
+	}
+	settle(a, b)
+	sub(a, "s", 10, 12, 13)
+	for acked := 9; acked <= 13; acked++ { // the last one of them is a marker, or none
+		sub(b, "s", acked+1)
+		before := b.moves
+		carryAll(t, a, b)
+		if b.moves != before {
+			t.Errorf("moved from behind %v to %v, and there are only markers between", b.entries[acked].Position, b.cursors["s"].MarkDelete)
+		}
+		if got := len(b.delivered("s")); got != 8 {
+			t.Errorf("from behind %v on: %d messages are left, want 8", b.entries[acked].Position, got)
+		}
+	}
+	sub(b, "s", 9)
+	before := b.moves
+	carryAll(t, a, b)
+	if b.moves == before {
+		t.Error("a message lies before the first one of the plan, and the subscription was not moved")
+	}
+}
+
 // SW-02: positions of the new cluster only, whatever the numbers are on the old one.
 func TestAReplicatedSubscriptionStaysReplicated(t *testing.T) {
 	a, b := history(20)
