@@ -5,6 +5,7 @@ import (
 	"iter"
 	"slices"
 	"sort"
+	"time"
 )
 
 // Digest says what became of numbered messages.
@@ -84,6 +85,37 @@ func few(numbers []int64) string {
 		return "0"
 	}
 	return fmt.Sprintf("%d %v", len(numbers), numbers[:min(len(numbers), 10)])
+}
+
+// Burst is a row of messages that came again, with less than a second between two of them.
+type Burst struct {
+	From, To float64 // ms since 1970
+	Messages int
+	Lowest   int64 // numbers
+	Highest  int64
+}
+
+func (b Burst) String() string {
+	at := time.UnixMilli(int64(b.From)).UTC().Format("15:04:05.000")
+	return fmt.Sprintf("%d messages between number %d and %d, at %s for %.0f ms", b.Messages, b.Lowest, b.Highest, at, b.To-b.From)
+}
+
+// Again tells when messages came that had come before.
+func Again(recvs iter.Seq[Message]) (bursts []Burst) {
+	var came byNumber[bool]
+	for m := range recvs {
+		seen := came.at(m.N)
+		if !*seen {
+			*seen = true
+			continue
+		}
+		if last := len(bursts) - 1; last < 0 || m.T-bursts[last].To > 1000 {
+			bursts = append(bursts, Burst{From: m.T, Lowest: m.N, Highest: m.N})
+		}
+		b := &bursts[len(bursts)-1]
+		b.To, b.Messages, b.Lowest, b.Highest = m.T, b.Messages+1, min(b.Lowest, m.N), max(b.Highest, m.N)
+	}
+	return bursts
 }
 
 // TimesOf are the times of messages, sorted.

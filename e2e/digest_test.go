@@ -34,6 +34,15 @@ func TestADigestOfADuplicateIsNotAnOrderBreak(t *testing.T) {
 	}
 }
 
+func TestWhatCameAgainIsToldByBursts(t *testing.T) {
+	at := func(ms float64, n int64) Message { return Message{N: n, T: ms} }
+	got := Again(slices.Values([]Message{at(0, 1), at(1, 2), at(2, 3), at(500, 3), at(1400, 2), at(1500, 4), at(2500, 2), at(2600, 5)}))
+	want := []Burst{{From: 500, To: 1400, Messages: 2, Lowest: 2, Highest: 3}, {From: 2500, To: 2500, Messages: 1, Lowest: 2, Highest: 2}}
+	if !slices.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+}
+
 func TestTheLongestGapIsTheOneThatTouchesTheWindow(t *testing.T) {
 	times := TimesOf(numbers(2000, 1000, 1900, 2300, 2310, 9000))
 	for _, c := range []struct{ from, to, want float64 }{

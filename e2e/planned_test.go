@@ -178,7 +178,7 @@ func plannedSwitches(t *testing.T, client Client, flags []string) {
 	run.take(d)
 	t.Logf("%s: live consumer: %v", client, d)
 	if !d.Perfect() {
-		t.Errorf("live consumer: %v; want each message once and in order", d)
+		t.Errorf("live consumer: %v; want each message once and in order; what came again: %v", d, Again(recvs))
 	}
 	for _, c := range []*Cluster{rig.B, rig.A} {
 		got := readUntilComplete(t, c, topic, acks)
@@ -189,7 +189,9 @@ func plannedSwitches(t *testing.T, client Client, flags []string) {
 			t.Errorf("read on cluster %s: %v; want each message once and in order", c.Name, d)
 		}
 	}
-	appendLine(t, os.Getenv("E2E_RUNS"), run)
+	if len(holds) > 0 { // of several clients, the last ones may come too late
+		appendLine(t, os.Getenv("E2E_RUNS"), run)
+	}
 }
 
 // loadConfig is traffic on one topic.
