@@ -169,6 +169,14 @@ func TestABatchMovesANamespaceWhoseLeaderIsKilledAndPausesAtAGate(t *testing.T) 
 	wantRule(t, st, namespace, "b", "a", topics)
 	flow("after the way back")
 
+	holds := map[string][]float64{} // by topic
+	for _, id := range []string{started.ID, back.ID} {
+		for _, r := range recordsOf(limited(t, 30*time.Second), t, st, id, 4*each) {
+			if r.State == switching.StateDone && r.Receipt != nil {
+				holds[r.Topic] = append(holds[r.Topic], r.Receipt.HoldMillis)
+			}
+		}
+	}
 	for client, d := range drivers {
 		must(t, d.Say("stop"))
 		await(t, d, "the producers to stop", func(r Record) bool { return r.Stopped })
@@ -189,11 +197,18 @@ func TestABatchMovesANamespaceWhoseLeaderIsKilledAndPausesAtAGate(t *testing.T) 
 		if len(record.Errors) > 0 {
 			t.Errorf("the %s application saw %d errors, the first: %+v", client, len(record.Errors), record.Errors[0])
 		}
+		row := Row{Mode: "planned", Scenario: "a namespace there and back as one batch, the leader killed on the way", Client: string(client), Subscription: "shared, individual acks, 1 consumer(s)",
+			Lost: lost(record), Unordered: true, Errors: len(record.Errors)}
 		duplicates := 0
 		for k := range each {
 			acks, recvs := record.Of(k)
-			duplicates += Compare(acks, recvs).Duplicates
+			d := Compare(acks, recvs)
+			duplicates += d.Duplicates
+			row.Acked += d.Acked
+			row.Holds = append(row.Holds, holds[topics[slices.Index([]Client{Go, Java}, client)*each+k]]...)
 		}
+		row.Duplicates = duplicates
+		row.save(t)
 		t.Logf("%s, of proxy %s: %d receipts, %d messages, 0 lost, %d twice: %s", client, proxies[slices.Index([]Client{Go, Java}, client)].Name, record.Acks.Len(), record.Recvs.Len(), duplicates, repeats(record, killed))
 	}
 }
