@@ -95,6 +95,10 @@ func (t *pulsarTopic) Warm(ctx context.Context) error {
 func (t *pulsarTopic) Evict(ctx context.Context) error {
 	// Without the numbers the forecast is too low, and the switch no less safe.
 	_ = t.each(func(i int) error { return t.pairs[i].NoteGiven(ctx) })
+	// Neither does it know open transactions any more, until somebody goes on with one.
+	if _, err := t.publishers(ctx); errors.Is(err, ErrHopeless) {
+		return err
+	}
 	return t.each(func(i int) error { return t.from.Evict(ctx, t.names[i]) })
 }
 
