@@ -275,6 +275,32 @@ func TestAReturnIsGivenUpWhenSomebodyHadAMessage(t *testing.T) {
 	}
 }
 
+// A transaction that was begun after the preflight is found within the fence, also when the old cluster is made to unload the topic, which forgets it.
+func TestATransactionThatThePreflightHasNotSeenEndsTheAttempt(t *testing.T) {
+	t.Parallel()
+	for _, clean := range []bool{true, false} {
+		w := newDrainWorld(t, 2)
+		w.clean.Store(clean)
+		publish(w.a, 2, 0, 5)
+		w.a.Transactions(pulsaradmin.PartitionNames(base, 2)[1], 1)
+		w.drain("sw-1")
+		rec, e := w.until("sw-1", "the end", func(rec switching.Record, _ route.Entry) bool { return rec.State.Over() })
+		if rec.State != switching.StateAborted || !strings.Contains(rec.Note, "1 open transaction on cluster a") || e.Cluster == "b" || e.State != route.StateActive {
+			t.Errorf("clean %v: %s (%s), entry %+v", clean, rec.State, rec.Note, e)
+		}
+		if rec.Receipt.HoldMillis > 5000 {
+			t.Errorf("clean %v: the topic was held for %.0f ms: waiting is of no use", clean, rec.Receipt.HoldMillis)
+		}
+		w.a.Transactions(pulsaradmin.PartitionNames(base, 2)[1], 0)
+		w.amend("sw-1", func(r switching.Record) switching.Record { next := r.Again(time.Now()); next.Epoch = 1; return next })
+		if rec, _ := w.until("sw-1", "the drain", func(rec switching.Record, _ route.Entry) bool {
+			return rec.State.Over() || rec.State == switching.StateDraining
+		}); rec.State == switching.StateAborted {
+			t.Errorf("clean %v: %s: %s", clean, rec.State, rec.Note)
+		}
+	}
+}
+
 // The speed is measured from where a backlog began to fall, over a minute at most.
 func TestTheTimeLeftFollowsFromTheSpeed(t *testing.T) {
 	d := newDriver(&Controller{cfg: Config{Log: slog.New(slog.DiscardHandler)}}, newUnseen(), switching.Record{})

@@ -437,6 +437,7 @@ func (c *Cluster) evict(name string, decide func(*topic) (url string, migrated b
 		return fmt.Errorf("cluster %s has no topic %s", c.name, name)
 	}
 	url, migrated := decide(t)
+	t.transactions = 0
 	for _, p := range slices.Concat(t.producers, t.waiting) {
 		if migrated {
 			p.conn.sendMigrated(p.id, 0, url)
@@ -483,6 +484,13 @@ func (c *Cluster) Publish(name, producerName string, sequence uint64, payload []
 	t := c.topic(canonical(name))
 	t.append(&entry{raw: raw, meta: m, peer: -1})
 	c.notify()
+}
+
+// Transactions says how many open transactions the statistics of a topic tell of; a broker that loads the topic anew knows none.
+func (c *Cluster) Transactions(name string, open int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.topic(canonical(name)).transactions = open
 }
 
 // Acknowledge marks entries of a topic as done for a subscription, which begins at the first one when it does not exist: those whose number, counted from the

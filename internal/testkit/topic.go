@@ -34,6 +34,8 @@ type topic struct {
 	cursors   map[*direction]int64
 	epoch     uint64 // of the latest exclusive producer
 	hadEpoch  bool   // there has been one
+
+	transactions int // that are open, as its statistics say
 }
 
 // entry is one stored message or batch. Immutable but for peer.

@@ -249,7 +249,7 @@ func (w *web) stats(rw http.ResponseWriter, r *http.Request) {
 			}
 		}
 		return map[string]any{
-			"publishers": publishers, "subscriptions": subs, "replication": replication, "storageSize": t.bytes, "ownerBroker": t.owner.Advertised(),
+			"publishers": publishers, "subscriptions": subs, "replication": replication, "storageSize": t.bytes, "ownerBroker": t.owner.Advertised(), "ongoingTxnCount": t.transactions,
 		}, http.StatusOK
 	})
 }
