@@ -106,6 +106,7 @@ type Server struct {
 	failover      FailoverWork
 	nudgeFailover func()
 	salvage       func(context.Context, switching.SalvageRequest) (switching.Salvage, error) // Config.Salvage
+	roster        store.Joint[[]store.Proxy]
 	http          *http.Server
 
 	stop context.CancelFunc // ends the batches

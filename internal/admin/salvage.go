@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"slices"
 	"strings"
 
 	"pointsman/core/route"
@@ -58,10 +57,13 @@ func (s *Server) handleSalvage(ctx context.Context, r *http.Request) (any, error
 	if err != nil {
 		return nil, err
 	}
-	named := slices.Clone(request.Topics)
+	named := make(map[string]bool, len(request.Topics))
+	for _, base := range request.Topics {
+		named[base] = true
+	}
 	request.Decided = func(base string) bool {
 		t, err := route.ParseTopic(base)
-		return err == nil && (slices.Contains(named, base) || p.table.Decide(t, p.def).Cluster == to)
+		return err == nil && (named[base] || p.table.Decide(t, p.def).Cluster == to)
 	}
 	found, err := s.salvage(ctx, request)
 	if errors.Is(err, switching.ErrSalvageCursor) {

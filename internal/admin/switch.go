@@ -405,7 +405,7 @@ func (s *Server) record(ctx context.Context, b *batch, it *item, p *planner, sta
 	over := max(0, len(bases)-maxAssigned)
 	rec.Assigned, rec.Unassigned = s.assign(ctx, b.to, bases[:len(bases)-over])
 	rec.Unassigned += over
-	members, err := s.store.Proxies(ctx)
+	members, err := s.roster.Get(ctx, store.DefaultTimeout, s.store.Proxies)
 	if err != nil {
 		return nil, err
 	}
@@ -447,9 +447,16 @@ func liveMembers(proxies []store.Proxy) []switching.Member {
 func (s *Server) await(ctx context.Context, rec *switching.Record) error {
 	waitCtx, cancel := context.WithDeadline(ctx, rec.Deadline)
 	defer cancel()
-	pause := 10 * time.Millisecond
+	pause, looked := 10*time.Millisecond, time.Now()
+	if rec.Mode == switching.ModeFailover {
+		pause = 50 * time.Millisecond // of many at once: each look is work for the store
+	}
 	for {
-		o, err := s.judge(waitCtx, rec)
+		look := s.reports
+		if time.Since(looked) > time.Second { // whether it was overtaken costs one more
+			look, looked = s.judge, time.Now()
+		}
+		o, err := look(waitCtx, rec)
 		if err == nil && o.Done() || waitCtx.Err() != nil {
 			break
 		}
@@ -465,20 +472,25 @@ func (s *Server) await(ctx context.Context, rec *switching.Record) error {
 	return s.end(ctx, rec)
 }
 
+// judge is what the proxies have reported of a switch, and whether it was overtaken.
 func (s *Server) judge(ctx context.Context, rec *switching.Record) (switching.Outcome, error) {
+	o, err := s.reports(ctx, rec)
+	if err == nil && !o.Done() {
+		o.Overtaken, err = s.overtakenBy(ctx, rec)
+	}
+	return o, err
+}
+
+func (s *Server) reports(ctx context.Context, rec *switching.Record) (switching.Outcome, error) {
 	acks, err := s.store.Acks(ctx, rec.ID)
 	if err != nil {
 		return switching.Outcome{}, err
 	}
-	proxies, err := s.store.Proxies(ctx)
+	proxies, err := s.roster.Get(ctx, store.DefaultTimeout, s.store.Proxies)
 	if err != nil {
 		return switching.Outcome{}, err
 	}
-	o := switching.Judge(rec.Expect, acks, liveMembers(proxies))
-	if !o.Done() {
-		o.Overtaken, err = s.overtakenBy(ctx, rec)
-	}
-	return o, err
+	return switching.Judge(rec.Expect, acks, liveMembers(proxies)), nil
 }
 
 // overtakenBy tells what has changed the topic or rule of a switch since; "" when the switch is still the last.
