@@ -40,7 +40,7 @@ func (d drainedTopic) CopyBack(context.Context, route.Drain, bool) (copied, left
 	return 0, 0, nil
 }
 
-func (d drainedTopic) PassOver(context.Context) error { return nil }
+func (d drainedTopic) PassOver(context.Context, func() error) error { return nil }
 
 func (f *drainField) controller(id string) *Controller {
 	c := f.field.controller(id, f.w.st.Join())

@@ -27,7 +27,8 @@ type Drainer interface {
 	// much is not copied yet.
 	CopyBack(ctx context.Context, d route.Drain, all bool) (copied, left int64, err error)
 	// PassOver has the subscriptions of the new cluster pass over what a way back has copied, when the topic is on the old one again: it would come a second time if the topic drained again.
-	PassOver(ctx context.Context) error
+	// still tells that it is there; it is asked after the ends were read.
+	PassOver(ctx context.Context, still func() error) error
 }
 
 // ErrRevived says that the old cluster did not deliver what is left, and was made to.
@@ -286,6 +287,6 @@ func (t *drainTopic) CopyBack(ctx context.Context, d route.Drain, all bool) (cop
 }
 
 // PassOver implements Drainer.
-func (t *drainTopic) PassOver(ctx context.Context) error {
-	return t.each(func(i int) error { return t.new.PassOver(ctx, t.names[i], t.boundary[i]) })
+func (t *drainTopic) PassOver(ctx context.Context, still func() error) error {
+	return t.each(func(i int) error { return t.new.PassOver(ctx, t.names[i], t.boundary[i], still) })
 }

@@ -102,16 +102,16 @@ func (d *driver) mayCopy(ctx context.Context) error {
 func (d *driver) passOver(ctx context.Context, rec *switching.RecordState) {
 	ctx, cancel := context.WithTimeout(ctx, stepTimeout/2)
 	defer cancel()
-	e, _, err := d.c.cfg.Store.Entry(ctx, d.base)
-	if err == nil && (e.State != route.StateActive || e.Cluster != d.rec.From || switching.KeyOf(e) != d.key) {
-		return // it has moved on: a leader that was frozen comes late
-	}
-	if err == nil {
-		err = d.open(ctx)
-	}
+	began := time.Now()
+	err := d.open(ctx)
 	if t, ok := d.topic.(Drainer); err == nil && ok {
-		began := time.Now()
-		err = t.PassOver(ctx)
+		err = t.PassOver(ctx, func() error {
+			e, _, err := d.c.cfg.Store.Entry(ctx, d.base)
+			if err == nil && (e.State != route.StateActive || e.Cluster != d.rec.From || switching.KeyOf(e) != d.key) {
+				err = fmt.Errorf("the topic is %v on cluster %s by switch %s by now", e.State, e.Cluster, e.SwitchID) // a leader that was frozen comes late
+			}
+			return err
+		})
 		d.addStep("pass over", began, time.Since(began), errText(err))
 	}
 	if err != nil {

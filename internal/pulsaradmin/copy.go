@@ -207,9 +207,13 @@ func (c *Copier) Missing(ctx context.Context) (int64, error) {
 }
 
 // PassOver has the subscriptions of a topic pass over all that it has, if they have had everything up to boundary; who has something left of before stays where he is. It is for what was copied
-// elsewhere, of a topic that nobody publishes to or consumes. Positions are absolute: a call that comes late brings a subscription to where everybody had everything, and never to a later end.
-func (c *Client) PassOver(ctx context.Context, topic string, boundary Position) error {
+// elsewhere, of a topic that nobody publishes to or consumes: still tells that this is so, and is asked when the end was read and before anything is moved. For whoever is frozen meanwhile comes late,
+// and brings a subscription to where everybody had everything, never to a later end (C8).
+func (c *Client) PassOver(ctx context.Context, topic string, boundary Position, still func() error) error {
 	now, err := c.Snapshot(ctx, topic)
+	if err == nil {
+		err = still()
+	}
 	if err != nil {
 		return err
 	}

@@ -298,7 +298,7 @@ func TestSubscriptionsPassOverWhatWasCopiedAndNothingElse(t *testing.T) {
 		t.Fatalf("%d and %d before", n, m)
 	}
 	for range 2 { // a second time by a successor
-		if err := toB.PassOver(t.Context(), backTopic, boundary); err != nil {
+		if err := toB.PassOver(t.Context(), backTopic, boundary, func() error { return nil }); err != nil {
 			t.Fatal(err)
 		}
 		if n, m := left(); n != 0 || m != 11 {
@@ -308,5 +308,19 @@ func TestSubscriptionsPassOverWhatWasCopiedAndNothingElse(t *testing.T) {
 	publish(b, 20, 3)
 	if n, m := left(); n != 3 || m != 14 {
 		t.Errorf("%d and %d entries are left of what came later", n, m)
+	}
+	// Somebody who is frozen when he has read the end, and asks then whether the topic is still on the other cluster, comes too late for what is published meanwhile.
+	moved := errors.New("it has moved on")
+	if err := toB.PassOver(t.Context(), backTopic, boundary, func() error { publish(b, 23, 2); return moved }); !errors.Is(err, moved) {
+		t.Errorf("error %v", err)
+	}
+	if n, _ := left(); n != 5 {
+		t.Errorf("%d entries are left, want all 5", n)
+	}
+	if err := toB.PassOver(t.Context(), backTopic, boundary, func() error { publish(b, 25, 4); return nil }); err != nil {
+		t.Error(err)
+	}
+	if n, _ := left(); n != 4 {
+		t.Errorf("%d entries are left, want the 4 that came when the end was read", n)
 	}
 }

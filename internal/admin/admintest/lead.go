@@ -100,7 +100,7 @@ func (t *Topic) CopyBack(ctx context.Context, _ route.Drain, _ bool) (copied, le
 }
 
 // PassOver is the last work of a way back.
-func (t *Topic) PassOver(ctx context.Context) error { return t.done(ctx, "pass over") }
+func (t *Topic) PassOver(ctx context.Context, _ func() error) error { return t.done(ctx, "pass over") }
 
 func moment(ctx context.Context) {
 	select {
