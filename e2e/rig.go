@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -25,6 +26,7 @@ const (
 	brokerHeap, brokerDirect         = 384, 384
 	proxyHeap, proxyDirect           = 192, 256
 	zookeeperHeap, zookeeperDirect   = 96, 64
+	largeMapHeap                     = 768      // of a map's ZooKeeper alone: the records, acks and history of 6,800 switches have filled 96
 	loneHeap, loneDirect             = 320, 256 // of another version
 )
 
@@ -77,6 +79,7 @@ type Rig struct {
 	MapZK    string // host:port
 	Dir      string // e2e/.rig
 	Reused   bool   // left behind by an earlier run
+	mapHeap  int    // MiB of the map's ZooKeeper; 0: zookeeperHeap
 
 	art       *Artifacts
 	procs     *Processes
@@ -109,7 +112,7 @@ func OpenMap(ctx context.Context, art *Artifacts, procs *Processes, dir string) 
 	if err != nil {
 		return nil, err
 	}
-	r.MapZK = local(ports[0])
+	r.MapZK, r.mapHeap = local(ports[0]), largeMapHeap
 	if err := r.writeCertificates(); err != nil {
 		return nil, err
 	}
@@ -436,7 +439,7 @@ func (r *Rig) StartMapZooKeeper(ctx context.Context) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
-	cmd := r.art.javaCommand(zookeeperHeap, zookeeperDirect, "org.apache.zookeeper.server.ZooKeeperServerMain", portOf(r.MapZK), dir, "1000")
+	cmd := r.art.javaCommand(cmp.Or(r.mapHeap, zookeeperHeap), zookeeperDirect, "org.apache.zookeeper.server.ZooKeeperServerMain", portOf(r.MapZK), dir, "1000")
 	cmd.Dir = dir
 	if err := r.spawn("map-zookeeper", func(name string) (*Process, error) { return r.procs.Start(name, cmd) }); err != nil {
 		return err
