@@ -36,7 +36,7 @@ func TestANamespaceOfManyTopicsMoves(t *testing.T) {
 		n := count("E2E_TOPICS", 60)
 		a, config, topics := fakePair(t, "acme/many", "many-fake-"+runID, n)
 		for _, topic := range topics {
-			a.Acknowledge(topic, "s", func(int) bool { return true })
+			a.Acknowledge(topic, subscriptionOf(topic), func(int) bool { return true })
 		}
 		moveNamespace(t, many{
 			what: fmt.Sprintf("%d topics on fake brokers", n), namespace: "acme/many", topics: topics, config: config, chroot: "many-fake-" + runID,
@@ -132,6 +132,9 @@ type many struct {
 	topics                          []string
 	rate                            float64 // messages per second and topic
 }
+
+// subscriptionOf is the subscription of a topic: with one name for all, those of a client would count as consumed together, and a batch would move them together.
+func subscriptionOf(topic string) string { return "s-" + topic[strings.LastIndex(topic, "/")+1:] }
 
 // proxiesOfMany is how many proxies share the clients and the work.
 const proxiesOfMany = 3
@@ -325,7 +328,7 @@ func startTraffic(t *testing.T, m many, proxies []*Pointsman) *traffic {
 			defer func() { <-slots }()
 			var err error
 			client := tr.clients[i%len(tr.clients)]
-			if tt.consumer, err = client.Subscribe(pulsar.ConsumerOptions{Topic: topic, SubscriptionName: "s", Type: pulsar.Exclusive, ReceiverQueueSize: 10}); err != nil {
+			if tt.consumer, err = client.Subscribe(pulsar.ConsumerOptions{Topic: topic, SubscriptionName: subscriptionOf(topic), Type: pulsar.Exclusive, ReceiverQueueSize: 10}); err != nil {
 				fail(err)
 				return
 			}

@@ -106,7 +106,7 @@ func (d *driver) passOver(ctx context.Context, rec *switching.RecordState) {
 	err := d.open(ctx)
 	if t, ok := d.topic.(Drainer); err == nil && ok {
 		err = t.PassOver(ctx, func() error {
-			e, _, err := d.c.cfg.Store.Entry(ctx, d.base)
+			e, _, err := d.c.cfg.Store.Entry(store.AsOf(ctx, store.Boottime()), d.base) // the step has begun before the end was read
 			if err == nil && (e.State != route.StateActive || e.Cluster != d.rec.From || switching.KeyOf(e) != d.key) {
 				err = fmt.Errorf("the topic is %v on cluster %s by switch %s by now", e.State, e.Cluster, e.SwitchID) // a leader that was frozen comes late
 			}
