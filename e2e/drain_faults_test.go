@@ -451,6 +451,16 @@ func TestAWayBackThatIsGivenUpCostsWhatItHasCopied(t *testing.T) {
 	nothing(t, consumer)
 }
 
+// receiveBehind is receive for a consumer that had a message in hand: whoever is closed for a fence gets that again when its acknowledgement comes later.
+func receiveBehind(t *testing.T, c pulsar.Consumer, held string, n int) []string {
+	t.Helper()
+	got := receive(t, c, n)
+	if got[0] == held {
+		got = append(got[1:], receive(t, c, 1)...)
+	}
+	return got
+}
+
 // The way back is open while nobody has had a message on the new cluster. A subscription that was made there meanwhile, and has had none, is brought along; one that has had one closes it.
 func TestTheWayBackEndsWithTheFirstMessageOnTheNewCluster(t *testing.T) {
 	t.Parallel()
@@ -474,7 +484,7 @@ func TestTheWayBackEndsWithTheFirstMessageOnTheNewCluster(t *testing.T) {
 	}
 	idle.Close() // with one left, so that it stays on the old cluster
 	must(t, consumer.Ack(held))
-	if got = append(got, receive(t, consumer, 9)...); !slices.Equal(got, append(inOrder(1, 9), inOrder(11, 19)...)) {
+	if got = append(got, receiveBehind(t, consumer, "10", 9)...); !slices.Equal(got, append(inOrder(1, 9), inOrder(11, 19)...)) {
 		t.Errorf("s: %q", got)
 	}
 	held, err = consumer.Receive(limited(t, 20*time.Second))
@@ -500,7 +510,7 @@ func TestTheWayBackEndsWithTheFirstMessageOnTheNewCluster(t *testing.T) {
 	if rest := receive(t, idle, 10); !slices.Equal(rest, inOrder(21, 30)) { // what was copied to a does not come a second time
 		t.Errorf("idle on cluster b: %q", rest)
 	}
-	if rest := receive(t, consumer, 10); !slices.Equal(rest, inOrder(21, 30)) {
+	if rest := receiveBehind(t, consumer, "20", 10); !slices.Equal(rest, inOrder(21, 30)) {
 		t.Errorf("s on cluster b: %q", rest)
 	}
 	if rest := receive(t, eager, 19); !slices.Equal(rest, inOrder(12, 30)) {

@@ -139,7 +139,7 @@ func drainWithTransactions(t *testing.T, proxies [2]*Pointsman, clusters [2]*Clu
 	}
 	st := openMap(t, proxies[0])
 	rec := awaitSwitch(t, st, requestMode(t, st, topic, clusters[1], switching.ModeDrain)) // without a preflight
-	if rec.State != switching.StateAborted || !strings.Contains(rec.Note, "1 open transactions") {
+	if rec.State != switching.StateAborted || !strings.Contains(rec.Note, "1 open transaction") {
 		t.Fatalf("transactions that the preflight has not seen: %s: %s", rec.State, rec.Note)
 	}
 	must(t, committed.Commit(limited(t, time.Minute)))
