@@ -143,6 +143,8 @@ func (r *failoverRun) resume(ctx context.Context) error {
 		records = slices.DeleteFunc(records, func(rec switching.Record) bool { return rec.State != switching.StateEvicting })
 		o.Moved = max(0, o.Moved-len(records))
 	}
+	r.mu.Lock() // whoever is awaited may be counted before the last of the others is
+	defer r.mu.Unlock()
 	for _, rec := range records {
 		if rec.State != switching.StateEvicting {
 			r.count(&rec)
@@ -160,7 +162,7 @@ func (r *failoverRun) resume(ctx context.Context) error {
 	return nil
 }
 
-// count takes in a move; r.mu is held, unless nobody else has r yet.
+// count takes in a move; r.mu is held.
 func (r *failoverRun) count(rec *switching.Record) {
 	o := &r.order
 	o.Moved++
