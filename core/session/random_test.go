@@ -77,7 +77,6 @@ func randomConversation(t *rapid.T) {
 		"time":     func(t *rapid.T) { c.step(fmt.Sprintf("tick %dms", rapid.IntRange(1, 700).Draw(t, "ms"))) },
 		"":         func(t *rapid.T) { c.invariants() },
 	})
-	c.forgetEnded()
 	for name := range c.legs {
 		c.step(name + " closed reset")
 	}
@@ -117,19 +116,8 @@ func (c *conversation) connect(cluster string) {
 	c.step(leg + `> connected{server_version:"x" protocol_version:21}`)
 }
 
-// forgetEnded takes out the clients whose connections the proxy has ended, because their cluster was left for dead.
-func (c *conversation) forgetEnded() {
-	for name, leg := range c.legs {
-		if c.p.endpoints[name] == nil {
-			delete(c.rest, leg)
-			delete(c.legs, name)
-		}
-	}
-}
-
 // client runs f for one of the open clients.
 func (c *conversation) client(t *rapid.T, f func(t *rapid.T, client, leg string)) {
-	c.forgetEnded()
 	var names []string
 	for i := range c.p.clients {
 		if name := fmt.Sprintf("c%d", i+1); c.legs[name] != "" {
@@ -325,11 +313,10 @@ func (c *conversation) hangUp(t *rapid.T, client, leg string) {
 func (c *conversation) move(t *rapid.T) {
 	topic := "persistent://public/default/" + rapid.SampledFrom(topics).Draw(t, "topic")
 	c.step("map " + topic + " " + rapid.SampledFrom([]string{"a", "b"}).Draw(t, "to"))
-	dead := rapid.SampledFrom([]string{"", "", " dead=a", " dead=b"}).Draw(t, "dead") // whether or not anything leads there
-	if rapid.IntRange(0, 3).Draw(t, "watch") > 0 {                                    // the watcher of the map may be late
-		c.step("evict " + topic + " " + topic + "=broker-0:6650" + dead)
+	if rapid.IntRange(0, 3).Draw(t, "watch") > 0 { // the watcher of the map may be late
+		c.step("evict " + topic + " " + topic + "=broker-0:6650")
 	} else if rapid.Bool().Draw(t, "rule") {
-		c.step("review" + dead)
+		c.step("review")
 	}
 }
 
