@@ -137,10 +137,11 @@ func TestABatchMovesANamespaceWhoseLeaderIsKilledAndPausesAtAGate(t *testing.T) 
 	killed := float64(time.Now().UnixMilli())
 	leader.Proc.Signal(syscall.SIGKILL)
 	must(t, leader.Proc.WaitEnd(10*time.Second))
+	awaitSuccessor(t, proxies, other)
 	must(t, leader.Start(limited(t, 40*time.Second)))
 	b := awaitBatch(t, st, started.ID, "to end", func(b switching.Batch) bool { return b.State.Over() || b.Pause != nil })
 	t.Logf("%d topics in %.1f s, a leader killed after the sixth: %s, hold p50 %.0f ms, p99 %.0f ms, rule of epoch %d for %d entries, ended by %s; %s", b.Count.Moved, time.Since(began).Seconds(), b.State, b.HoldP50, b.HoldP99, b.Rule, b.Removed, b.Runner, b.Note)
-	if b.State != switching.BatchDone && (b.State != switching.BatchIncomplete || b.Count.Troubled == 0) || b.Count.Moved != 2*each || b.Pause != nil || b.Rule == 0 {
+	if b.State != switching.BatchDone && (b.State != switching.BatchIncomplete || b.Count.Troubled == 0) || b.Count.Moved != 2*each || b.Pause != nil || b.Rule == 0 || b.Runner != other.Name {
 		t.Fatalf("%s by %s, paused %+v: %+v; %s", b.State, b.Runner, b.Pause, b.Count, b.Note)
 	}
 	wantRule(t, st, namespace, "a", "b", topics)

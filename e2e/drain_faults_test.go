@@ -206,10 +206,7 @@ func drainOutlivesItsLeaders(t *testing.T, client Client) {
 	}
 	leader, other := leaderOf(t, proxies)
 	kill(leader)
-	must(t, WaitUntil(limited(t, 40*time.Second), other.Name+" to lead", func() (bool, error) {
-		leads, err := other.Metric(t.Context(), "pointsman_switch_leader")
-		return leads == 1, err
-	}))
+	awaitSuccessor(t, proxies, other)
 	must(t, leader.Start(limited(t, 40*time.Second)))
 	late := &gathered{}
 	late.take(t, subscribeAt(t, session(t, leader), topic, "late"), func(int64) (bool, bool) { return false, false })
@@ -426,9 +423,7 @@ func TestAWayBackThatIsGivenUpCostsWhatItHasCopied(t *testing.T) {
 	c := session(t, pair(t)[1])
 	consumer := subscribeAt(t, c, topic, "s")
 	send(t, c, topic, 1, 30)
-	got := receive(t, consumer, 29)
-	held, err := consumer.Receive(limited(t, 20*time.Second))
-	must(t, err)
+	got, held := receiveBut(t, consumer, 30)
 	rec := drains(t, topic)
 	send(t, c, topic, 31, 60)
 	stranger, err := goClient(t, rig.B).CreateProducer(pulsar.ProducerOptions{Topic: topic, Name: "past-the-proxies-" + topic[len(topic)-8:]})
@@ -451,6 +446,15 @@ func TestAWayBackThatIsGivenUpCostsWhatItHasCopied(t *testing.T) {
 	nothing(t, consumer)
 }
 
+// receiveBut is receive of n messages, of which the last one stays in hand.
+func receiveBut(t *testing.T, c pulsar.Consumer, n int) (got []string, held pulsar.Message) {
+	t.Helper()
+	got = receive(t, c, n-1)
+	held, err := c.Receive(limited(t, 20*time.Second))
+	must(t, err)
+	return got, held
+}
+
 // receiveBehind is receive for a consumer that had a message in hand: whoever is closed for a fence gets that again when its acknowledgement comes later.
 func receiveBehind(t *testing.T, c pulsar.Consumer, held string, n int) []string {
 	t.Helper()
@@ -468,9 +472,7 @@ func TestTheWayBackEndsWithTheFirstMessageOnTheNewCluster(t *testing.T) {
 	c := session(t, pair(t)[1])
 	consumer := subscribeAt(t, c, topic, "s")
 	send(t, c, topic, 1, 10)
-	got := receive(t, consumer, 9)
-	held, err := consumer.Receive(limited(t, 20*time.Second))
-	must(t, err)
+	got, held := receiveBut(t, consumer, 10)
 	rec := drains(t, topic)
 	subscribeAt(t, c, topic, "idle").Close()
 	send(t, c, topic, 11, 20)
@@ -487,7 +489,7 @@ func TestTheWayBackEndsWithTheFirstMessageOnTheNewCluster(t *testing.T) {
 	if got = append(got, receiveBehind(t, consumer, "10", 9)...); !slices.Equal(got, append(inOrder(1, 9), inOrder(11, 19)...)) {
 		t.Errorf("s: %q", got)
 	}
-	held, err = consumer.Receive(limited(t, 20*time.Second))
+	held, err := consumer.Receive(limited(t, 20*time.Second))
 	must(t, err)
 
 	rec = drains(t, topic)

@@ -52,26 +52,32 @@ func deduplicatingProducer(t *testing.T, proxies [2]*Pointsman, clusters [2]*Clu
 	}
 }
 
-// SW-15: a topic with an open transaction is not switched, and the reason names it; the commit completes where the transaction began, and afterwards the switch is done.
-func openTransaction(t *testing.T, proxies [2]*Pointsman, clusters [2]*Cluster, topic string) {
-	setRoute(t, proxies[0], topic, clusters[0].Name)
+// transactional maps a topic to a cluster, and makes a client of the first proxy that may begin transactions. send publishes, within one or (nil) in none.
+func transactional(t *testing.T, proxies [2]*Pointsman, c *Cluster, topic string) (client pulsar.Client, send func(text string, txn pulsar.Transaction)) {
+	t.Helper()
+	setRoute(t, proxies[0], topic, c.Name)
 	for _, p := range proxies {
-		awaitRouteOn(t, p, topic, clusters[0].Name)
+		awaitRouteOn(t, p, topic, c.Name)
 	}
 	client, err := pulsar.NewClient(pulsar.ClientOptions{URL: proxies[0].URL, EnableTransaction: true, Logger: pulsarlog.DefaultNopLogger()})
 	must(t, err)
-	defer client.Close()
-	consumer, err := client.Subscribe(pulsar.ConsumerOptions{Topic: topic, SubscriptionName: "s", SubscriptionInitialPosition: pulsar.SubscriptionPositionEarliest})
-	must(t, err)
-	defer consumer.Close()
+	t.Cleanup(client.Close)
 	producer, err := client.CreateProducer(pulsar.ProducerOptions{Topic: topic, SendTimeout: -1}) // as transactions want it
 	must(t, err)
-	defer producer.Close()
-	send := func(text string, txn pulsar.Transaction) {
+	t.Cleanup(producer.Close)
+	return client, func(text string, txn pulsar.Transaction) {
 		t.Helper()
 		_, err := producer.Send(limited(t, time.Minute), &pulsar.ProducerMessage{Payload: []byte(text), Transaction: txn})
 		must(t, err)
 	}
+}
+
+// SW-15: a topic with an open transaction is not switched, and the reason names it; the commit completes where the transaction began, and afterwards the switch is done.
+func openTransaction(t *testing.T, proxies [2]*Pointsman, clusters [2]*Cluster, topic string) {
+	client, send := transactional(t, proxies, clusters[0], topic)
+	consumer, err := client.Subscribe(pulsar.ConsumerOptions{Topic: topic, SubscriptionName: "s", SubscriptionInitialPosition: pulsar.SubscriptionPositionEarliest})
+	must(t, err)
+	defer consumer.Close()
 	receive := func(want string) {
 		t.Helper()
 		m, err := consumer.Receive(limited(t, time.Minute))
@@ -103,21 +109,7 @@ func openTransaction(t *testing.T, proxies [2]*Pointsman, clusters [2]*Cluster, 
 
 // A drain copies nothing, but of an open transaction the producer would publish the rest on the other cluster: it is refused.
 func drainWithTransactions(t *testing.T, proxies [2]*Pointsman, clusters [2]*Cluster, topic string) {
-	setRoute(t, proxies[0], topic, clusters[0].Name)
-	for _, p := range proxies {
-		awaitRouteOn(t, p, topic, clusters[0].Name)
-	}
-	client, err := pulsar.NewClient(pulsar.ClientOptions{URL: proxies[0].URL, EnableTransaction: true, Logger: pulsarlog.DefaultNopLogger()})
-	must(t, err)
-	defer client.Close()
-	producer, err := client.CreateProducer(pulsar.ProducerOptions{Topic: topic, SendTimeout: -1})
-	must(t, err)
-	defer producer.Close()
-	send := func(text string, txn pulsar.Transaction) {
-		t.Helper()
-		_, err := producer.Send(limited(t, time.Minute), &pulsar.ProducerMessage{Payload: []byte(text), Transaction: txn})
-		must(t, err)
-	}
+	client, send := transactional(t, proxies, clusters[0], topic)
 	send("1", nil)
 	txn, err := client.NewTransaction(5 * time.Minute)
 	must(t, err)

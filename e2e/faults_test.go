@@ -53,6 +53,14 @@ func leaderOf(t *testing.T, proxies [2]*Pointsman) (leader, other *Pointsman) {
 	return leader, other
 }
 
+// awaitSuccessor waits until that one of two proxies leads; the other one was killed.
+func awaitSuccessor(t *testing.T, proxies [2]*Pointsman, p *Pointsman) {
+	t.Helper()
+	if next, _ := leaderOf(t, proxies); next != p {
+		t.Fatalf("%s leads, though it was killed", next.Name)
+	}
+}
+
 // pass lets time pass outside of this process: for a fault that comes at some moment.
 func pass(d time.Duration) { <-time.After(d) }
 

@@ -104,7 +104,10 @@ func OpenRig(ctx context.Context, art *Artifacts, procs *Processes, dir string) 
 
 // OpenMap starts the map's ZooKeeper alone, for tests on fake brokers; there are no clusters.
 func OpenMap(ctx context.Context, art *Artifacts, procs *Processes, dir string) (*Rig, error) {
-	r := &Rig{Dir: dir, art: art, procs: procs, processes: map[string]*Process{}}
+	r := &Rig{Dir: filepath.Join(dir, "map-alone"), art: art, procs: procs, processes: map[string]*Process{}} // beside a rig that was kept
+	if err := os.MkdirAll(r.Dir, 0o755); err != nil {
+		return nil, err
+	}
 	if err := r.lockFolder(); err != nil {
 		return nil, err
 	}
@@ -118,7 +121,7 @@ func OpenMap(ctx context.Context, art *Artifacts, procs *Processes, dir string) 
 	}
 	ctx, cancel := context.WithTimeout(ctx, startLimit)
 	defer cancel()
-	return r, r.StartMapZooKeeper(ctx)
+	return r, r.startMap(ctx)
 }
 
 // lockFolder keeps a second run of the tests out of the folder until this process ends.
@@ -195,7 +198,7 @@ func (r *Rig) start(ctx context.Context) error {
 	proxyPort, proxyWeb := next(), next()
 	r.ProxyURL = "pulsar://" + local(proxyPort)
 
-	if err := r.StartMapZooKeeper(ctx); err != nil {
+	if err := r.startMap(ctx); err != nil {
 		return err
 	}
 	if err := r.startStandalone(r.A, bookieA); err != nil {
@@ -433,9 +436,19 @@ func (r *Rig) startOfficialProxy(port, web int) error {
 	return r.spawn("official-proxy", func(name string) (*Process, error) { return r.procs.Start(name, cmd) })
 }
 
+// startMap starts the ZooKeeper of the map without what earlier runs have left: thousands of switches fill its heap.
+func (r *Rig) startMap(ctx context.Context) error {
+	if err := os.RemoveAll(r.mapDir()); err != nil {
+		return err
+	}
+	return r.StartMapZooKeeper(ctx)
+}
+
+func (r *Rig) mapDir() string { return filepath.Join(r.Dir, "map-zookeeper") }
+
 // StartMapZooKeeper starts the ZooKeeper of the map on its old data, if there are any, and waits until it serves.
 func (r *Rig) StartMapZooKeeper(ctx context.Context) error {
-	dir := filepath.Join(r.Dir, "map-zookeeper")
+	dir := r.mapDir()
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}

@@ -39,12 +39,7 @@ func batchSession(t *testing.T, output string) (text string) {
 		var b strings.Builder
 		run := func(line string) {
 			t.Helper()
-			code, out, errs := s.run(strings.TrimSpace(line + " " + output))
-			fmt.Fprintf(&b, "$ pointsman %s\n%s", normal(line), normal(out))
-			for l := range strings.Lines(normal(errs)) {
-				fmt.Fprintf(&b, "! %s", l)
-			}
-			fmt.Fprintf(&b, "[%d]\n\n", code)
+			s.transcribe(&b, line, output)
 		}
 		run("switch start --namespace acme/orders --to b --dry-run")
 		run("switch start --prefix acme/orders/t3 --to b --waves 1,100% --pace 5/s --max-hold 0s --on-blocked skip --dry-run")
@@ -100,12 +95,7 @@ func TestABatchOfDrainsReadsAsDocumented(t *testing.T) {
 		})
 		run := func(line string) {
 			t.Helper()
-			code, out, errs := s.run(line)
-			fmt.Fprintf(&b, "$ pointsman %s\n%s", normal(line), normal(out))
-			for l := range strings.Lines(normal(errs)) {
-				fmt.Fprintf(&b, "! %s", l)
-			}
-			fmt.Fprintf(&b, "[%d]\n\n", code)
+			s.transcribe(&b, line, "")
 		}
 		run("switch start --namespace acme/orders --to b --mode drain --dry-run")
 		run("switch start --namespace acme/orders --to b --mode drain")

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"fmt"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -31,12 +30,7 @@ func failoverNow(t *testing.T, output string) string {
 	var b strings.Builder
 	run := func(line string) {
 		t.Helper()
-		code, out, errs := s.run(strings.TrimSpace(line + " " + output))
-		fmt.Fprintf(&b, "$ pointsman %s\n%s", normal(line), normal(out))
-		for l := range strings.Lines(normal(errs)) {
-			fmt.Fprintf(&b, "! %s", l)
-		}
-		fmt.Fprintf(&b, "[%d]\n\n", code)
+		s.transcribe(&b, line, output)
 	}
 	say := func(cluster, state string) {
 		s.p1.Health(t, cluster, state)

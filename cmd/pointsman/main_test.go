@@ -93,6 +93,17 @@ func (s *shell) run(line string) (code int, stdout, stderr string) {
 	return code, out.String(), errs.String()
 }
 
+// transcribe runs a command line, with output behind it, and writes down what an operator sees: what is said on standard error behind "!", and the exit code.
+func (s *shell) transcribe(b *strings.Builder, line, output string) {
+	s.t.Helper()
+	code, out, errs := s.run(strings.TrimSpace(line + " " + output))
+	fmt.Fprintf(b, "$ pointsman %s\n%s", normal(line), normal(out))
+	for l := range strings.Lines(normal(errs)) {
+		fmt.Fprintf(b, "! %s", l)
+	}
+	fmt.Fprintf(b, "[%d]\n\n", code)
+}
+
 // must runs a command line that has to succeed.
 func (s *shell) must(line string) string {
 	s.t.Helper()
@@ -170,12 +181,7 @@ func sessionNow(t *testing.T, output string) string {
 	var b strings.Builder
 	run := func(line string) {
 		t.Helper()
-		code, out, errs := s.run(strings.TrimSpace(line + " " + output))
-		fmt.Fprintf(&b, "$ pointsman %s\n%s", normal(line), normal(out))
-		for l := range strings.Lines(normal(errs)) {
-			fmt.Fprintf(&b, "! %s", l)
-		}
-		fmt.Fprintf(&b, "[%d]\n\n", code)
+		s.transcribe(&b, line, output)
 	}
 	clients := func(p *admintest.Proxy, base string, producers, consumers int) {
 		p.Do(func(f *admintest.Fields) {

@@ -106,14 +106,13 @@ type Server struct {
 	failover      FailoverWork
 	nudgeFailover func()
 	salvage       func(context.Context, switching.SalvageRequest) (switching.Salvage, error) // Config.Salvage
-	roster        store.Joint[[]store.Proxy]
 	http          *http.Server
 
 	stop context.CancelFunc // ends the batches
 	life context.Context
 	wg   sync.WaitGroup // batches
-	// members is shared by all details that are made in the same moment: a batch shows many switches.
-	members store.Joint[[]store.Proxy]
+	// roster is shared by all who look at it in the same moment: a batch has many switches under way, and shows them.
+	roster store.Joint[[]store.Proxy]
 
 	mu      sync.Mutex
 	batches []*batch // oldest first, bounded by maxBatches

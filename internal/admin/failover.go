@@ -506,11 +506,10 @@ func (s *Server) statusFailover(ctx context.Context, o switching.Failover) (*Swi
 // shownRecords are records of what an order has moved: those that are in trouble, and of the others the newest. Who waits for an order asks every second, so that
 // not all thousands are read.
 func (s *Server) shownRecords(ctx context.Context, o switching.Failover) ([]switching.Record, error) {
-	newest, err := s.store.Switches(ctx, min(max(4*o.Total, 100)+maxDetails, maxShown))
+	records, err := s.failoverRecords(ctx, o, maxShown)
 	if err != nil {
 		return nil, err
 	}
-	records := slices.DeleteFunc(newest, func(r switching.Record) bool { return r.Batch != o.ID })
 	for _, id := range o.Late {
 		if slices.ContainsFunc(records, func(r switching.Record) bool { return r.ID == id }) {
 			continue
@@ -529,9 +528,9 @@ func (s *Server) shownRecords(ctx context.Context, o switching.Failover) ([]swit
 // maxShown bounds the records that are looked through for the status of an order.
 const maxShown = 500
 
-// failoverRecords are the records of what an order has moved.
-func (s *Server) failoverRecords(ctx context.Context, o switching.Failover) ([]switching.Record, error) {
-	all, err := s.store.Switches(ctx, min(maxRecords, max(4*o.Total, 100)+maxDetails))
+// failoverRecords are the records of what an order has moved, among the newest of all, of which most are looked through.
+func (s *Server) failoverRecords(ctx context.Context, o switching.Failover, most int) ([]switching.Record, error) {
+	all, err := s.store.Switches(ctx, min(most, max(4*o.Total, 100)+maxDetails))
 	return slices.DeleteFunc(all, func(r switching.Record) bool { return r.Batch != o.ID }), err
 }
 

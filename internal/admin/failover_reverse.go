@@ -19,7 +19,7 @@ func (s *Server) reverseFailover(ctx context.Context, o switching.Failover, r *S
 	if !o.State.Over() {
 		return nil, &Error{Code: CodeTooLate, Message: fmt.Sprintf("failover %s is %s", o.ID, o.State), Remedy: fmt.Sprintf("wait for its end, or end it with `pointsman switch abort %s`", o.ID)}
 	}
-	records, err := s.failoverRecords(ctx, o)
+	records, err := s.failoverRecords(ctx, o, maxRecords)
 	if err != nil {
 		return nil, err
 	}

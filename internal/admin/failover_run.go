@@ -132,7 +132,7 @@ func (r *failoverRun) resume(ctx context.Context) error {
 	if !begun {
 		return nil
 	}
-	records, err := r.s.failoverRecords(ctx, *o)
+	records, err := r.s.failoverRecords(ctx, *o, maxRecords)
 	if err != nil {
 		return err
 	}

@@ -566,7 +566,7 @@ func (s *Server) detailPlanned(ctx context.Context, rec switching.Record) (Switc
 	default:
 		return d, nil // nobody is waited for
 	}
-	members, err := s.members.Get(ctx, store.DefaultTimeout, s.store.Proxies)
+	members, err := s.members(ctx)
 	if err != nil {
 		return d, err
 	}
