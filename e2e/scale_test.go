@@ -40,7 +40,7 @@ func TestANamespaceOfManyTopicsMoves(t *testing.T) {
 		}
 		moveNamespace(t, many{
 			what: fmt.Sprintf("%d topics on fake brokers", n), namespace: "acme/many", topics: topics, config: config, chroot: "many-fake-" + runID,
-			rate: max(0.05, 200/float64(n)),
+			rate: max(0.05, 200/float64(n)), each: 150 * time.Millisecond,
 		})
 	})
 	t.Run("real", func(t *testing.T) {
@@ -53,7 +53,7 @@ func TestANamespaceOfManyTopicsMoves(t *testing.T) {
 		chroot := "many-real-" + runID
 		moveNamespace(t, many{
 			what: fmt.Sprintf("%d topics on real brokers", n), namespace: namespace, topics: topics, config: rig.PointsmanConfig(chroot, ""), chroot: chroot,
-			rate: max(0.5, 100/float64(n)),
+			rate: max(0.5, 100/float64(n)), each: 2 * time.Second,
 		})
 	})
 }
@@ -130,7 +130,8 @@ func count(variable string, otherwise int) int {
 type many struct {
 	what, namespace, config, chroot string
 	topics                          []string
-	rate                            float64 // messages per second and topic
+	rate                            float64       // messages per second and topic
+	each                            time.Duration // what a topic may take on a slow machine
 }
 
 // subscriptionOf is the subscription of a topic: with one name for all, those of a client would count as consumed together, and a batch would move them together.
@@ -140,7 +141,7 @@ func subscriptionOf(topic string) string { return "s-" + topic[strings.LastIndex
 const proxiesOfMany = 3
 
 func moveNamespace(t *testing.T, m many) {
-	ctx := limited(t, 5*time.Minute+time.Duration(len(m.topics))*150*time.Millisecond)
+	ctx := limited(t, 5*time.Minute+time.Duration(len(m.topics))*m.each)
 	proxies := make([]*Pointsman, proxiesOfMany)
 	for i := range proxies {
 		p, err := StartPointsman(ctx, artifacts, processes, rig.Dir, fmt.Sprintf("%s-%d", m.chroot, i+1), "log: { level: info }\n"+m.config)
