@@ -131,7 +131,7 @@ func (s *survey) drainWayBack() switching.Finding {
 // drainSubscriptions: what each has to do, and what is on the new cluster already.
 func (s *survey) drainSubscriptions() (found []switching.Finding) {
 	if s.leftErr != nil {
-		return []switching.Finding{blocker(itemSubscriptions, "mend that, and try again", "what the subscriptions have left on cluster %s cannot be read: %v", s.req.From, s.leftErr)}
+		return []switching.Finding{blocker(itemSubscriptions, mend(s.leftErr), "what the subscriptions have left on cluster %s cannot be read: %v", s.req.From, s.leftErr)}
 	}
 	drain := route.Drain{From: s.req.From}
 	for _, r := range s.left {
@@ -293,7 +293,7 @@ func (s *survey) readSince(ctx context.Context, from *pulsaradmin.Client) {
 func (s *survey) judgeReturn(p *switching.Preflight) {
 	switch {
 	case s.leftErr != nil:
-		p.Add(blocker(itemWayBack, "mend that, and try again; or let the drain end, and drain back", "whether somebody had messages on cluster %s cannot be told: %v", s.req.From, s.leftErr))
+		p.Add(blocker(itemWayBack, mend(s.leftErr)+"; or let the drain end, and drain back", "whether somebody had messages on cluster %s cannot be told: %v", s.req.From, s.leftErr))
 	case len(s.had) > 0:
 		p.Add(blocker(itemWayBack, fmt.Sprintf("let the drain end, then drain from %s to %s", s.req.From, s.req.To), "%s had messages on cluster %s already", named(s.had, same), s.req.From))
 	default:

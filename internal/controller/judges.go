@@ -192,10 +192,10 @@ func (s *survey) judgeClusters() (found []switching.Finding) {
 		case errors.Is(side.err, pulsaradmin.ErrForbidden):
 			found = append(found, blocker(itemClusters, fmt.Sprintf("give clusters.%s.controller_token_file the token of a role that administers tenant %s there and may consume", side.name, tenant),
 				"cluster %s does not accept the controller's credentials: %v", side.name, side.err))
-		case errors.Is(side.err, context.DeadlineExceeded):
-			found = append(found, blocker(itemClusters, "look at that cluster, and try again", "cluster %s did not answer all questions within %v: %v", side.name, checkTimeout, side.err))
+		case pulsaradmin.Unanswered(side.err):
+			found = append(found, blocker(itemClusters, mend(side.err), "cluster %s does not answer (a preflight waits for %v at most): %v", side.name, checkTimeout, side.err))
 		case side.err != nil:
-			found = append(found, blocker(itemClusters, "mend that, and try again", "cluster %s cannot be asked about the topic: %v", side.name, side.err))
+			found = append(found, blocker(itemClusters, mend(side.err), "cluster %s cannot be asked about the topic: %v", side.name, side.err))
 		case !f.Tenant:
 			found = append(found, blocker(itemClusters, fmt.Sprintf("pulsar-admin tenants create %s, on cluster %s", tenant, side.name), "tenant %s does not exist on cluster %s", tenant, side.name))
 		case !f.Namespace:
@@ -231,9 +231,27 @@ func (s *survey) judgeClusters() (found []switching.Finding) {
 		if !s.to.Exists {
 			topic = fine(itemTopic, "%s; it is made on cluster %s in the same way", partitions(s.from.Partitions), s.req.To)
 		}
-		found = append(found, fine(itemClusters, "both answer, and have the namespace"), topic)
+		found = append(found, fine(itemClusters, "both answer, and have the namespace%s", s.answeredLate()), topic)
 	}
 	return found
+}
+
+// answeredLate says which cluster had to be asked again, in order to go on behind a finding; "" for none.
+func (s *survey) answeredLate() (text string) {
+	for _, name := range []string{s.req.From, s.req.To} {
+		if n := s.late[name]; n > 0 {
+			text += fmt.Sprintf("; cluster %s answered %s only when asked again: are its brokers overloaded?", name, count(n, "question"))
+		}
+	}
+	return text
+}
+
+// mend is the remedy for what could not be read.
+func mend(err error) string {
+	if pulsaradmin.Unanswered(err) || errors.Is(err, context.DeadlineExceeded) {
+		return "see whether its brokers run, and what keeps them busy; then try again"
+	}
+	return "mend that, and try again"
 }
 
 // makeNamespace is how a namespace comes to a cluster.
@@ -274,7 +292,7 @@ func (r replication) judge(f pulsaradmin.Facts, to string) (why, remedy string) 
 		return fmt.Sprintf("cluster %s replicates the topic to [%s] and not to %s", f.Cluster, strings.Join(f.ReplicatedTo(), ", "), to),
 			fmt.Sprintf("pulsar-admin namespaces set-clusters --clusters …,%s, on cluster %s; the names under clusters must be those that the clusters call themselves by", to, f.Cluster)
 	case r.err != nil:
-		return fmt.Sprintf("how far cluster %s has replicated the topic cannot be read: %v", f.Cluster, r.err), "mend that, and try again"
+		return fmt.Sprintf("how far cluster %s has replicated the topic cannot be read: %v", f.Cluster, r.err), mend(r.err)
 	}
 	var dead []string
 	for i := range r.after {
@@ -333,14 +351,14 @@ func (s *survey) judgeSubscriptions() (found []switching.Finding) {
 		case sub.ahead():
 			waiting++
 			continue
-		case errors.Is(sub.err, context.DeadlineExceeded):
+		case errors.Is(sub.err, context.DeadlineExceeded) && pulsaradmin.Asked(sub.err) == 1: // there were too many to look at
 			found = append(found, warning(itemSubscriptions, "the switch itself has more time before the fence; or try again", "%v was not looked at within %v", sub, checkTimeout))
 			continue
 		case errors.Is(sub.err, pulsaradmin.ErrForbidden):
 			found = append(found, blocker(itemSubscriptions, "let the role of the controller consume from the namespace, on both clusters", "%v: %v", sub, sub.err))
 			continue
 		default:
-			found = append(found, blocker(itemSubscriptions, "mend that, and try again", "%v: %v", sub, sub.err))
+			found = append(found, blocker(itemSubscriptions, mend(sub.err), "%v: %v", sub, sub.err))
 			continue
 		}
 		plan := sub.plan
@@ -576,7 +594,7 @@ func (s *survey) judgeDelayed() switching.Finding {
 
 func (s *survey) judgeSiblings() switching.Finding {
 	if s.siblingErr != nil {
-		return warning(itemSiblings, "mend that, and try again", "the DLQ and RETRY topics cannot be listed: %v", s.siblingErr)
+		return warning(itemSiblings, mend(s.siblingErr), "the DLQ and RETRY topics cannot be listed: %v", s.siblingErr)
 	}
 	left := slices.DeleteFunc(slices.Clone(s.siblings), func(x sibling) bool { return x.cluster == s.req.To || slices.Contains(s.req.With, x.topic) })
 	if len(left) > 0 {

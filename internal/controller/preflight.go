@@ -35,6 +35,7 @@ type survey struct {
 	toErr      error
 	siblings   []sibling
 	siblingErr error
+	late       map[string]int // by cluster: questions that were answered only when they were asked again
 
 	forth, back replication
 	subs        []subscription
@@ -71,12 +72,13 @@ type subscription struct {
 }
 
 // Check is the preflight of a switch of one topic, in mode planned or drain. It reads from both clusters and the store and writes nothing. What cannot be read is
-// a finding; the error is for the store alone.
+// a finding, when it was asked for three times or checkTimeout is over; the error is for the store alone.
 func (c *Controller) Check(ctx context.Context, req switching.CheckRequest) (switching.Preflight, error) {
 	began := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
-	s := &survey{req: req, nativeIDs: c.cfg.NativeIDs, now: began}
+	ctx, patience := pulsaradmin.Patiently(ctx)
+	s := &survey{req: req, nativeIDs: c.cfg.NativeIDs, now: began, late: map[string]int{}}
 	var err error
 	if s.members, s.leader, s.leaderErr, err = c.seated(ctx, req.Batch); err != nil {
 		return switching.Preflight{}, err
@@ -106,6 +108,9 @@ func (c *Controller) Check(ctx context.Context, req switching.CheckRequest) (swi
 				s.readMore(ctx, from, to)
 			}
 		}
+	}
+	for _, name := range []string{req.From, req.To} {
+		s.late[name] = patience.Late(name)
 	}
 	p := s.judge()
 	p.At = began
@@ -270,5 +275,8 @@ func (s subscription) ahead() bool {
 }
 
 func (s subscription) String() string {
+	if s.sub.Name == "" { // they could not be listed
+		return "the subscriptions of " + s.topic
+	}
 	return fmt.Sprintf("subscription %q of %s", s.sub.Name, s.topic)
 }

@@ -14,6 +14,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -160,6 +161,12 @@ func TestWhatIsNotAsItShouldBeIsFound(t *testing.T) {
 	check("a place found by time", func(s *survey) { s.subs[0].plan.How = pulsaradmin.ByTime }, itemSubscriptions, w, "found by publish time only")
 	check("a subscription that cannot be planned", func(s *survey) { s.subs[0].err = errors.New("broken") }, itemSubscriptions, b, `subscription "s" of `+base+`-partition-0: broken`)
 	check("one that may not be read", func(s *survey) { s.subs[0].err = &pulsaradmin.Error{Status: 403} }, itemSubscriptions, b, "status 403")
+	silent := func(asked int) error {
+		return fmt.Errorf("subscription s: %w", &pulsaradmin.Error{Cluster: "a", Call: "GET /x", Err: context.DeadlineExceeded, Asked: asked})
+	}
+	check("a cluster that does not answer in time", func(s *survey) { s.fromErr = silent(3) }, itemClusters, b, "cluster a does not answer (a preflight waits for 25s at most): subscription s: cluster a: GET /x: context deadline exceeded (asked 3 times)")
+	check("subscriptions that cannot be listed", func(s *survey) { s.subs[0] = subscription{topic: base, err: silent(2)} }, itemSubscriptions, b, "the subscriptions of "+base+": subscription s: cluster a: GET /x: context deadline exceeded (asked 2 times)")
+	check("one that there was no time to ask for again", func(s *survey) { s.subs[0].err = silent(0) }, itemSubscriptions, w, "was not looked at")
 	check("one that was not looked at in time", func(s *survey) { s.subs[0].err = context.DeadlineExceeded }, itemSubscriptions, w, "was not looked at")
 	check("a consumer there", func(s *survey) {
 		s.to.Parts[0].Stats.Subscriptions["s"] = pulsaradmin.SubscriptionStats{Durable: true, Consumers: []pulsaradmin.Consumer{{Name: "c", Address: "/10.0.0.9:1"}}}
@@ -261,8 +268,21 @@ func TestTheForecastAddsUpWhatMoves(t *testing.T) {
 	}
 }
 
-// admin is the admin address of a cluster that has the topic, empty, with one subscription. Anything but reading fails the test.
+// adminAddress asks a cluster that answers by adminAnswers.
 func adminAddress(t *testing.T, cluster, other string, siblings ...string) *pulsaradmin.Client {
+	return adminClient(t, cluster, adminAnswers(t, cluster, other, siblings...))
+}
+
+func adminClient(t *testing.T, cluster string, answers http.Handler) *pulsaradmin.Client {
+	srv := httptest.NewServer(answers)
+	t.Cleanup(srv.Close)
+	c := pulsaradmin.New(pulsaradmin.Config{Cluster: cluster, WebURLs: []string{srv.URL}})
+	t.Cleanup(c.Close)
+	return c
+}
+
+// adminAnswers are those of a cluster that has the topic, empty, with one subscription. Anything but reading fails the test.
+func adminAnswers(t *testing.T, cluster, other string, siblings ...string) http.Handler {
 	list, err := json.Marshal(append([]string{base}, siblings...))
 	if err != nil {
 		t.Fatal(err)
@@ -277,7 +297,7 @@ func adminAddress(t *testing.T, cluster, other string, siblings ...string) *puls
 		at + "stats":                                   `{"publishers":[],"subscriptions":{"s":{"type":"Shared","isDurable":true}},"replication":{}}`,
 		at + "internalStats":                           fmt.Sprintf(`{"lastConfirmedEntry":"3:-1","ledgers":[{"ledgerId":3,"entries":0}],"cursors":{"s":{"markDeletePosition":"3:-1","readPosition":"3:0","individuallyDeletedMessages":"[]"},"pulsar.repl.%s":{"markDeletePosition":"3:-1","readPosition":"3:0","individuallyDeletedMessages":"[]"}}}`, other),
 	}
-	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method != http.MethodGet {
 			t.Errorf("cluster %s: a preflight wrote: %s %s", cluster, r.Method, r.URL)
 		}
@@ -286,11 +306,45 @@ func adminAddress(t *testing.T, cluster, other string, siblings ...string) *puls
 			w.WriteHeader(http.StatusNotFound)
 		}
 		_, _ = io.WriteString(w, text)
-	}))
-	t.Cleanup(srv.Close)
-	c := pulsaradmin.New(pulsaradmin.Config{Cluster: cluster, WebURLs: []string{srv.URL}})
-	t.Cleanup(c.Close)
-	return c
+	})
+}
+
+// A broker that is too busy for one question of many blocks no switch, and one that never answers does.
+func TestAClusterThatDoesNotAnswerIsAskedAgainBeforeItIsJudged(t *testing.T) {
+	check := func(busy int64) (clusters switching.Finding, worst switching.Verdict) {
+		t.Helper()
+		answers := adminAnswers(t, "b", "a")
+		var asked atomic.Int64
+		b := adminClient(t, "b", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if strings.HasSuffix(r.URL.Path, "/partitions") && asked.Add(1) <= busy {
+				panic(http.ErrAbortHandler) // the connection breaks off
+			}
+			answers.ServeHTTP(w, r)
+		}))
+		st := store.NewMemory()
+		t.Cleanup(func() { st.Close() })
+		if err := st.Register(t.Context(), store.Proxy{ID: "p1", Incarnation: "i", Clusters: []string{"a", "b"}}); err != nil {
+			t.Fatal(err)
+		}
+		c := New(Config{Store: st, ID: "p1", DefaultCluster: "a", Log: slog.New(slog.DiscardHandler), Clients: map[string]*pulsaradmin.Client{"a": adminAddress(t, "a", "b"), "b": b}})
+		p, err := c.Check(t.Context(), switching.CheckRequest{Topic: base, From: "a", To: "b"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		i := slices.IndexFunc(p.Findings, func(f switching.Finding) bool { return f.Item == itemClusters })
+		return p.Findings[i], p.Verdict
+	}
+	if f, worst := check(0); f.Verdict != switching.Fine || f.Evidence != "both answer, and have the namespace" || worst == switching.Blocker {
+		t.Errorf("it answers at once: %+v, %s", f, worst)
+	}
+	if f, worst := check(2); f.Verdict != switching.Fine || worst == switching.Blocker ||
+		f.Evidence != "both answer, and have the namespace; cluster b answered 1 question only when asked again: are its brokers overloaded?" {
+		t.Errorf("it answers the third time: %+v, %s", f, worst)
+	}
+	if f, _ := check(1000); f.Verdict != switching.Blocker || !strings.Contains(f.Evidence, "cluster b does not answer (a preflight waits for 25s at most): ") || !strings.Contains(f.Evidence, "(asked 3 times)") ||
+		f.Remedy != "see whether its brokers run, and what keeps them busy; then try again" {
+		t.Errorf("it never answers: %+v", f)
+	}
 }
 
 func TestAPreflightReadsBothClustersAndTheStoreAndWritesNothing(t *testing.T) {

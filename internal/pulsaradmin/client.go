@@ -150,6 +150,7 @@ type Error struct {
 	Reason  string            // the broker's own words, shortened
 	Remedy  string
 	Err     error // when there was no answer
+	Asked   int   // how often, where a patient caller has asked (Patiently)
 }
 
 func (e *Error) Error() string {
@@ -162,6 +163,9 @@ func (e *Error) Error() string {
 		fmt.Fprintf(&b, "status %d", e.Status)
 	default:
 		fmt.Fprintf(&b, "status %d: %s", e.Status, e.Reason)
+	}
+	if e.Asked > 1 {
+		fmt.Fprintf(&b, " (asked %d times)", e.Asked)
 	}
 	if e.Remedy != "" {
 		b.WriteString("; " + e.Remedy)
@@ -216,7 +220,7 @@ type answer struct {
 }
 
 // call does one admin call and returns its answer; into may be nil, and is left alone by an answer without a body. Every call that
-// this package makes may be repeated: it is sent to the next host when one did not answer.
+// this package makes may be repeated: it is sent to the next host when one did not answer, and more than once for a patient caller.
 func (c *Client) call(ctx context.Context, method, path string, body, into any) (answer, error) {
 	var payload []byte
 	if body != nil {
@@ -225,17 +229,37 @@ func (c *Client) call(ctx context.Context, method, path string, body, into any) 
 			return answer{}, fmt.Errorf("%s %s: %w", method, path, err)
 		}
 	}
+	var a answer
+	var err error
+	if p := patienceOf(ctx, method); p != nil {
+		a, err = p.repeat(ctx, c, func(n int) (answer, error) {
+			return c.ask(ctx, method, path, payload, n-1, func() time.Duration { return p.limit(ctx, n) })
+		})
+	} else {
+		a, err = c.ask(ctx, method, path, payload, 0, func() time.Duration { return CallTimeout })
+	}
+	if err != nil || into == nil || len(bytes.TrimSpace(a.body)) == 0 {
+		return a, err
+	}
+	if err := json.Unmarshal(a.body, into); err != nil {
+		return a, &Error{Cluster: c.cfg.Cluster, Call: method + " " + path, Err: fmt.Errorf("the answer is not what this call answers: %w", err),
+			Remedy: fmt.Sprintf("is clusters.%s.web_url the admin address of a Pulsar cluster?", c.cfg.Cluster)}
+	}
+	return a, nil
+}
+
+// ask puts a question to all hosts in turn until one answers, within the limit as it is when its turn has come. It begins with the one that answered last, or skip
+// hosts behind that.
+func (c *Client) ask(ctx context.Context, method, path string, payload []byte, skip int, limit func() time.Duration) (a answer, err error) {
 	select {
 	case c.slots <- struct{}{}:
 		defer func() { <-c.slots }()
 	case <-ctx.Done():
 		return answer{}, &Error{Cluster: c.cfg.Cluster, Call: method + " " + path, Err: ctx.Err()}
 	}
-	ctx, cancel := context.WithTimeout(ctx, CallTimeout)
+	ctx, cancel := context.WithTimeout(ctx, limit())
 	defer cancel()
-	var a answer
-	var err error
-	first := c.current()
+	first := c.current() + skip
 	for i := range c.cfg.WebURLs {
 		host := (first + i) % len(c.cfg.WebURLs)
 		a, err = c.try(ctx, c.cfg.WebURLs[host], method, path, payload)
@@ -246,14 +270,7 @@ func (c *Client) call(ctx context.Context, method, path string, body, into any) 
 			break
 		}
 	}
-	if err != nil || into == nil || len(bytes.TrimSpace(a.body)) == 0 {
-		return a, err
-	}
-	if err := json.Unmarshal(a.body, into); err != nil {
-		return a, &Error{Cluster: c.cfg.Cluster, Call: method + " " + path, Err: fmt.Errorf("the answer is not what this call answers: %w", err),
-			Remedy: fmt.Sprintf("is clusters.%s.web_url the admin address of a Pulsar cluster?", c.cfg.Cluster)}
-	}
-	return a, nil
+	return a, err
 }
 
 // anotherHost tells whether a call should be sent to the next host: this one did not answer, or cannot.
