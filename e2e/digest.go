@@ -93,15 +93,16 @@ type Burst struct {
 	Messages int
 	Lowest   int64 // numbers
 	Highest  int64
+	Behind   float64 // ms from the receipt of the lowest number to From; −1 without one
 }
 
 func (b Burst) String() string {
 	at := time.UnixMilli(int64(b.From)).UTC().Format("15:04:05.000")
-	return fmt.Sprintf("%d messages between number %d and %d, at %s for %.0f ms", b.Messages, b.Lowest, b.Highest, at, b.To-b.From)
+	return fmt.Sprintf("%d messages between number %d and %d, at %s for %.0f ms, published %.0f ms before", b.Messages, b.Lowest, b.Highest, at, b.To-b.From, b.Behind)
 }
 
-// Again tells when messages came that had come before.
-func Again(recvs iter.Seq[Message]) (bursts []Burst) {
+// Again tells when messages came that had come before, and how old they were.
+func Again(acks, recvs iter.Seq[Message]) (bursts []Burst) {
 	var came byNumber[bool]
 	for m := range recvs {
 		seen := came.at(m.N)
@@ -114,6 +115,19 @@ func Again(recvs iter.Seq[Message]) (bursts []Burst) {
 		}
 		b := &bursts[len(bursts)-1]
 		b.To, b.Messages, b.Lowest, b.Highest = m.T, b.Messages+1, min(b.Lowest, m.N), max(b.Highest, m.N)
+	}
+	if len(bursts) == 0 {
+		return nil
+	}
+	var published byNumber[float64]
+	for m := range acks {
+		*published.at(m.N) = m.T
+	}
+	for i := range bursts {
+		b := &bursts[i]
+		if b.Behind = -1; *published.at(b.Lowest) > 0 {
+			b.Behind = b.From - *published.at(b.Lowest)
+		}
 	}
 	return bursts
 }

@@ -36,8 +36,9 @@ func TestADigestOfADuplicateIsNotAnOrderBreak(t *testing.T) {
 
 func TestWhatCameAgainIsToldByBursts(t *testing.T) {
 	at := func(ms float64, n int64) Message { return Message{N: n, T: ms} }
-	got := Again(slices.Values([]Message{at(0, 1), at(1, 2), at(2, 3), at(500, 3), at(1400, 2), at(1500, 4), at(2500, 2), at(2600, 5)}))
-	want := []Burst{{From: 500, To: 1400, Messages: 2, Lowest: 2, Highest: 3}, {From: 2500, To: 2500, Messages: 1, Lowest: 2, Highest: 2}}
+	acks := slices.Values([]Message{at(40, 2), at(50, 3)})
+	got := Again(acks, slices.Values([]Message{at(0, 1), at(1, 2), at(2, 3), at(500, 3), at(1400, 2), at(1500, 4), at(2500, 1), at(2600, 5)}))
+	want := []Burst{{From: 500, To: 1400, Messages: 2, Lowest: 2, Highest: 3, Behind: 460}, {From: 2500, To: 2500, Messages: 1, Lowest: 1, Highest: 1, Behind: -1}}
 	if !slices.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}

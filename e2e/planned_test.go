@@ -178,7 +178,7 @@ func plannedSwitches(t *testing.T, client Client, flags []string) {
 	run.take(d)
 	t.Logf("%s: live consumer: %v", client, d)
 	if !d.Perfect() {
-		t.Errorf("live consumer: %v; want each message once and in order; what came again: %v", d, Again(recvs))
+		t.Errorf("live consumer: %v; want each message once and in order; what came again: %v", d, Again(acks, recvs))
 	}
 	for _, c := range []*Cluster{rig.B, rig.A} {
 		got := readUntilComplete(t, c, topic, acks)
@@ -456,7 +456,7 @@ func wantDone(t *testing.T, rec switching.Record, to *Cluster, err error) {
 	if rec.State != switching.StateDone {
 		t.Fatalf("the switch to %s ended as %q: %s\n%s%v", to.Name, rec.State, rec.Note, steps(rec), err)
 	}
-	t.Logf("to %s: hold %.0f ms, duplicates forecast %d, evicted %v: %s %s", to.Name, rec.Receipt.HoldMillis, rec.Receipt.DuplicatesForecast, rec.Receipt.Evicted, rec.Note, holdSteps(rec))
+	t.Logf("%s to %s: hold %.0f ms, duplicates forecast %d, evicted %v: %s %s", time.Now().UTC().Format("15:04:05.000"), to.Name, rec.Receipt.HoldMillis, rec.Receipt.DuplicatesForecast, rec.Receipt.Evicted, rec.Note, holdSteps(rec))
 }
 
 // tryPlanned runs a command that switches one topic, to its end; an error when there was no switch.
