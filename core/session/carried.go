@@ -1,6 +1,7 @@
 package session
 
 import (
+	"slices"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -30,6 +31,8 @@ type OldAcks struct {
 	Before       bool // everything before each of Positions, and not that itself
 	// Forget: nothing is to be remembered of the subscription any more, for somebody has moved it. The fields above except the names are empty then.
 	Forget bool
+
+	copies []copyBlock // instead of Positions: what the subscription was given on Cluster that is from elsewhere
 }
 
 type subscriptionKey struct{ topic, name string }
@@ -39,6 +42,8 @@ type carried struct {
 	key   subscriptionKey
 	until time.Time           // its acknowledgements are forgotten then
 	acks  map[string]*oldAcks // by cluster
+	// copies are those that consumers were given, by the cluster that gave them.
+	copies map[string]*copies
 
 	// One message of the old cluster that the client goes by, and its copy: the copy is shown under the id that the client knows, so that it
 	// leaves out as much of it as it would have on the old cluster. Valid for handles of aliasTag.
@@ -48,16 +53,18 @@ type carried struct {
 }
 
 type oldAcks struct {
-	single map[Position]struct{}
-	before Position
+	cluster string // whose positions they are
+	single  map[Position]struct{}
+	before  Position
 }
 
 // carrying is all that is remembered. Loop-owned.
 type carrying struct {
-	sh    *Shard
-	subs  map[subscriptionKey]*carried
-	count int // of single positions
-	timer timer
+	sh     *Shard
+	subs   map[subscriptionKey]*carried
+	count  int // of single positions
+	blocks int // of copies
+	timer  timer
 }
 
 const (
@@ -107,13 +114,13 @@ func (cs *carrying) each(c *carried, f func(h *handle)) {
 	}
 }
 
-// fire forgets what is over. A copy that is shown under an old id is, as long as a consumer of it lives.
+// fire forgets what is over. A copy that is shown under an old id is not, as long as a consumer of it lives.
 func (cs *carrying) fire(now time.Time) {
 	var next time.Time
 	for key, c := range cs.subs {
 		if !c.until.After(now) {
 			cs.forgetAcks(c)
-			used := false
+			used := cs.forgetCopies(c, now.Add(-carryTime))
 			cs.each(c, func(h *handle) { used = used || h.tag > 0 && c.aliasTag == h.tag })
 			if !used {
 				cs.each(c, func(h *handle) { h.carried = nil })
@@ -152,9 +159,13 @@ func (sh *Shard) CarryAcks(now time.Time, a OldAcks) bool {
 	if c == nil {
 		return false
 	}
+	if len(a.copies) > 0 {
+		cs.addCopies(now, c, a.Cluster, a.copies...)
+		return true
+	}
 	of := c.acks[a.Cluster]
 	if of == nil {
-		of = &oldAcks{single: make(map[Position]struct{})}
+		of = &oldAcks{cluster: a.Cluster, single: make(map[Position]struct{})}
 		if c.acks == nil {
 			c.acks = make(map[string]*oldAcks)
 		}
@@ -179,13 +190,11 @@ func (sh *Shard) CarryAcks(now time.Time, a OldAcks) bool {
 	return all
 }
 
-// take tells whether the original of a message was acknowledged, once for each.
-func (cs *carrying) take(c *carried, src codec.Source) bool {
-	of := c.acks[string(src.Cluster)]
+// take tells whether the message at a place of a cluster was acknowledged, once for each; of is what is remembered of that cluster, or nil.
+func (cs *carrying) take(c *carried, of *oldAcks, at Position) bool {
 	if of == nil {
 		return false
 	}
-	at := Position{src.Ledger, src.Entry}
 	_, single := of.single[at]
 	switch {
 	case single:
@@ -197,7 +206,7 @@ func (cs *carrying) take(c *carried, src codec.Source) bool {
 		of.before = Position{} // what is acknowledged cumulatively comes in order: this is behind all of it
 	}
 	if len(of.single) == 0 && of.before == (Position{}) {
-		delete(c.acks, string(src.Cluster))
+		delete(c.acks, of.cluster)
 	}
 	return single
 }
@@ -254,30 +263,70 @@ func (s *Session) carryAcks(now time.Time, h *handle, ack *pulsarpb.CommandAck, 
 	kept := 0
 	if ack.GetTxnidLeastBits() == 0 && ack.GetTxnidMostBits() == 0 && h.state != handleCreating && sh.mappedCluster(h.full) != "" {
 		for i := 0; i < len(old); {
-			cluster := h.clusterAt(old[i].epoch)
-			a := OldAcks{Topic: h.full, Subscription: h.sub, Cluster: cluster, Before: ack.GetAckType() == ackCumulative}
-			for epoch := old[i].epoch; i < len(old) && old[i].epoch == epoch; i++ {
-				at := old[i].at
-				switch {
-				case !a.Before && old[i].partial:
-					continue
-				case a.Before && !old[i].partial:
-					at.Entry++
-				}
-				a.Positions = append(a.Positions, at)
+			cluster, whole := h.clusterAt(old[i].epoch), 0
+			all := originals{h: h, cluster: cluster, before: ack.GetAckType() == ackCumulative}
+			if c := sh.carrying.subs[h.key()]; c != nil {
+				all.copies = c.copies[cluster]
 			}
-			if cluster == "" || cluster == sh.mappedCluster(h.full) || len(a.Positions) == 0 {
+			for epoch := old[i].epoch; i < len(old) && old[i].epoch == epoch; i++ {
+				if all.before || !old[i].partial {
+					all.add(old[i])
+					whole++
+				}
+			}
+			if cluster == "" || cluster == sh.mappedCluster(h.full) {
 				continue
 			}
-			if sh.CarryAcks(now, a) {
-				kept += len(a.Positions)
+			for _, a := range all.acks {
+				if !sh.CarryAcks(now, a) {
+					whole = 0
+				}
+				sh.tellOthers(a)
 			}
-			sh.tellOthers(a)
+			kept += whole
 		}
 	}
 	sh.counters.CarriedAcks.Add(uint64(kept))
 	sh.counters.LostAcks.Add(uint64(len(old) - kept))
 	return kept == len(old)
+}
+
+// originals are acknowledgements of messages that one cluster has told, sorted by the clusters that have the originals.
+type originals struct {
+	h       *handle
+	cluster string
+	before  bool
+	copies  *copies // that the subscription was given there; nil without any
+	acks    []OldAcks
+}
+
+func (o *originals) add(id oldID) {
+	at := id.at
+	if !o.before {
+		if cluster, of, ok := o.copies.original(at); ok {
+			o.put(cluster, of)
+			return
+		}
+		o.put(o.cluster, at)
+		return
+	}
+	if !id.partial {
+		at.Entry++
+	}
+	o.put(o.cluster, at)
+	o.copies.before(at, func(cluster string, last Position) {
+		last.Entry++
+		o.put(cluster, last)
+	})
+}
+
+func (o *originals) put(cluster string, at Position) {
+	i := slices.IndexFunc(o.acks, func(a OldAcks) bool { return a.Cluster == cluster })
+	if i < 0 {
+		i = len(o.acks)
+		o.acks = append(o.acks, OldAcks{Topic: o.h.full, Subscription: o.h.sub, Cluster: cluster, Before: o.before})
+	}
+	o.acks[i].Positions = append(o.acks[i].Positions, at)
 }
 
 // ackCumulative is CommandAck.ack_type for everything up to a message.

@@ -339,6 +339,9 @@ func (s *Session) finish(now time.Time, h *handle, tell bool) {
 	if h.owes() {
 		s.sh.openDebt(h)
 	}
+	if late && !h.producer {
+		s.tellCopies(now, h)
+	}
 	h.noteAnswered(now, true)
 	h.motion, h.judged = nil, true
 	if !late {

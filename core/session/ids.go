@@ -134,32 +134,40 @@ func (s *Session) handleOldAck(now time.Time, frame []byte, head codec.Head, h *
 }
 
 // remap carries out the verdict remap of judgeMessage: it writes the head of a frame with the ids that clients see, in the place of the first n bytes of the frame.
-func (l *leg) remap(frame []byte, head codec.Head) (v verdict, n int) {
+func (l *leg) remap(now time.Time, frame []byte, head codec.Head) (v verdict, n int) {
 	s, h := l.s, l.s.sh.ids.h
-	if c := h.carried; c != nil && len(c.acks) > 0 && head.Type == codec.TypeMessage {
-		src, found, ok := codec.ParseSource(frame, head)
-		if !ok {
+	remembers := h.carried != nil && len(h.carried.acks) > 0
+	notes := h.tag > 0 && !h.fleeting
+	var src codec.Source
+	var isCopy bool
+	if head.Type == codec.TypeMessage && (remembers || notes) {
+		var ok bool
+		if src, isCopy, ok = codec.ParseSource(frame, head); !ok {
 			return more, 0
 		}
-		if _, _, err := s.sh.mapIDs(frame, head, h, false); err != nil {
-			return bad, 0
-		}
-		at := s.sh.ids.last
-		if found = found && s.sh.carrying.take(c, src); !found && c.acks[l.cluster] != nil {
-			// The original itself: a subscription that still reads the cluster which its topic is leaving.
-			if src.Messages, ok = codec.ParseBatchSize(frame, head); !ok {
-				return more, 0
-			}
-			found = s.sh.carrying.take(c, codec.Source{Cluster: []byte(l.cluster), Ledger: at.Ledger, Entry: at.Entry})
-		}
-		if found {
-			l.skip(h, at, src.Messages)
-			return drop, 0
-		}
+	} else {
+		remembers = false
 	}
 	out, n, err := s.sh.mapIDs(frame, head, h, false)
 	if err != nil {
 		return bad, 0
+	}
+	at := s.sh.ids.last
+	if remembers {
+		c := h.carried
+		known := isCopy && s.sh.carrying.take(c, c.acks[string(src.Cluster)], Position{src.Ledger, src.Entry})
+		if !known && s.sh.carrying.take(c, c.acks[l.cluster], at) {
+			// The original itself: its copy was acknowledged, or the subscription still reads the cluster which its topic is leaving.
+			known = true
+			src.Messages, _ = codec.ParseBatchSize(frame, head)
+		}
+		if known {
+			l.skip(h, at, src.Messages)
+			return drop, 0
+		}
+	}
+	if isCopy && notes {
+		l.noteCopy(now, h, at, src)
 	}
 	s.sh.write(s.conn, out, true)
 	return remap, n

@@ -17,7 +17,7 @@ import (
 // SW-02, SW-03: whatever clients say under ids of whatever cluster, while the topic moves to and fro:
 //   - no broker gets an id that it has not told, the sentinels apart;
 //   - no id means two messages to a client, and those of a later epoch are larger, a translated one apart;
-//   - a message that was delivered to a live consumer reaches its client, or the client had acknowledged the original;
+//   - a message that was delivered to a live consumer reaches its client, or the client had acknowledged it, its original or a copy;
 //   - every request is answered once.
 func TestMessageIDsAreNeverMisread(t *testing.T) { rapid.Check(t, idConversation) }
 
@@ -168,17 +168,27 @@ func (w *idWorld) deliver(t *rapid.T) {
 	if !ok {
 		return
 	}
-	w.entry++
-	at := Position{map[string]uint64{"a": 900, "b": 4}[w.cluster], w.entry}
-	msg, src := original{w.cluster, at}, ""
-	w.from[msg] = msg
 	other := "a"
 	if w.cluster == "a" {
 		other = "b"
 	}
-	if first := slices.SortedFunc(maps.Keys(w.told[other]), func(a, b Position) int { return int(a.Entry) - int(b.Entry) }); len(first) > 0 && rapid.Bool().Draw(t, "copy") {
-		o := original{other, rapid.SampledFrom(first).Draw(t, "of")}
-		w.from[msg] = o
+	inOrder := func(cluster string) []Position {
+		return slices.SortedFunc(maps.Keys(w.told[cluster]), func(a, b Position) int { return int(a.Entry) - int(b.Entry) })
+	}
+	w.entry++
+	at := Position{map[string]uint64{"a": 900, "b": 4}[w.cluster], w.entry}
+	msg := original{w.cluster, at}
+	if before := inOrder(w.cluster); len(before) > 0 && rapid.IntRange(0, 2).Draw(t, "again") == 0 {
+		msg.at = rapid.SampledFrom(before).Draw(t, "which")
+		at = msg.at
+	} else if first := inOrder(other); len(first) > 0 && rapid.Bool().Draw(t, "copy") {
+		w.from[msg] = original{other, rapid.SampledFrom(first).Draw(t, "of")}
+	}
+	src := ""
+	if _, known := w.from[msg]; !known {
+		w.from[msg] = msg
+	}
+	if o := w.from[msg]; o != msg {
 		src = fmt.Sprintf(" FROM(%s,%d:%d,1)", other, o.at.Ledger, o.at.Entry)
 	}
 	w.told[w.cluster][at] = true
@@ -187,7 +197,7 @@ func (w *idWorld) deliver(t *rapid.T) {
 	sub := subscriptionOf(id)
 	if len(w.got) == 0 {
 		o := w.from[msg]
-		if !w.acked[sub][o] && !o.at.less(w.upTo[sub][o.cluster]) {
+		if !w.acked[sub][o] && !o.at.less(w.upTo[sub][o.cluster]) && !w.acked[sub][msg] && !msg.at.less(w.upTo[sub][msg.cluster]) {
 			t.Fatalf("%v, the copy of %v, was kept from %s, whose client has not acknowledged it", msg, o, sub)
 		}
 		return
@@ -229,7 +239,7 @@ func (w *idWorld) ack(t *rapid.T) {
 		if w.acked[sub] == nil {
 			w.acked[sub] = map[original]bool{}
 		}
-		w.acked[sub][o] = true
+		w.acked[sub][o], w.acked[sub][w.from[o]] = true, true
 	}
 	if ids == "" {
 		return
@@ -244,7 +254,17 @@ func (w *idWorld) ack(t *rapid.T) {
 	}
 }
 
+// cumulative notes that a client has acknowledged everything before a place, and so the originals of the copies there.
 func (w *idWorld) cumulative(sub, cluster string, before Position) {
+	for copied, o := range w.from {
+		if copied.cluster == cluster && copied.at.less(before) && copied != o {
+			w.upToOf(sub, o.cluster, Position{o.at.Ledger, o.at.Entry + 1})
+		}
+	}
+	w.upToOf(sub, cluster, before)
+}
+
+func (w *idWorld) upToOf(sub, cluster string, before Position) {
 	if w.upTo[sub] == nil {
 		w.upTo[sub] = map[string]Position{}
 	}

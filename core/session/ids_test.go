@@ -12,6 +12,9 @@ func tagged(t testing.TB) (p *player, s *Session, l *leg) {
 	return bridgedBy(t, "map persistent://public/default/t1 a", "map persistent://public/default/t1 b", "map persistent://public/default/t1 a")
 }
 
+// movedCopyFrame is a message that was published to the other cluster.
+const movedCopyFrame = `message{consumer_id:1 message_id{ledger_id:123456 entry_id:789 partition:0}} FROM(b,654321:987,10) +1000`
+
 const taggedAckFrame = `ack{consumer_id:1 ack_type:0 message_id{ledger_id:35184372212288 entry_id:789}}` // 123456 of epoch 2
 
 // A steady flow of a moved topic is rewritten without allocation, and a read full of small frames goes on as one write.
@@ -19,13 +22,14 @@ func TestRewritingIDsAllocatesNothing(t *testing.T) {
 	p, s, l := tagged(t)
 	up := append(flow(t, p, 20, sendFrame), flow(t, p, 20, taggedAckFrame)...)
 	down := append(flow(t, p, 20, messageFrame), flow(t, p, 20, receiptFrame)...)
+	copied := flow(t, p, 40, movedCopyFrame)
 	large := flow(t, p, 2, `message{consumer_id:1 message_id{ledger_id:123456 entry_id:789 partition:0}} +40000`)
 	for _, c := range []struct {
 		name   string
 		ep     Endpoint
 		src    []byte
 		writes int
-	}{{"up", s, up, 2}, {"down", l, down, 1}, {"large", l, large, 4}} {
+	}{{"up", s, up, 2}, {"down", l, down, 1}, {"copies", l, copied, 1}, {"large", l, large, 4}} {
 		allocs := testing.AllocsPerRun(100, func() {
 			p.sh.ResetOps()
 			if n := c.ep.Data(p.now, c.src); n != len(c.src) {
@@ -44,7 +48,7 @@ func TestRewritingIDsAllocatesNothing(t *testing.T) {
 // The rest of a large frame is the loop's to move (splice), whole, after its head was rewritten.
 func TestTheRestOfALargeFrameIsStillATail(t *testing.T) {
 	for _, c := range []struct{ name, frame string }{
-		{"down", `message{consumer_id:1 message_id{ledger_id:123456 entry_id:789}} +100000`},
+		{"down", `message{consumer_id:1 message_id{ledger_id:123456 entry_id:789}} FROM(b,1:2,1) +100000`},
 		{"up", `send{producer_id:1 sequence_id:1 message_id{ledger_id:123456 entry_id:1}} +100000`},
 	} {
 		p, s, l := tagged(t)
@@ -99,4 +103,5 @@ func benchmarkMoved(b *testing.B, frame string, up bool) {
 func BenchmarkRelayMovedSend(b *testing.B)    { benchmarkMoved(b, sendFrame, true) }
 func BenchmarkRelayMovedAck(b *testing.B)     { benchmarkMoved(b, taggedAckFrame, true) }
 func BenchmarkRelayMovedMessage(b *testing.B) { benchmarkMoved(b, messageFrame, false) }
+func BenchmarkRelayMovedCopy(b *testing.B)    { benchmarkMoved(b, movedCopyFrame, false) }
 func BenchmarkRelayMovedReceipt(b *testing.B) { benchmarkMoved(b, receiptFrame, false) }

@@ -348,7 +348,7 @@ func (p *player) step(line string) error {
 		for _, c := range p.sh.carrying.subs {
 			acks += len(c.acks)
 		}
-		p.note("subscriptions=%d positions=%d with_acks=%d waiting=%d", len(p.sh.carrying.subs), p.sh.carrying.count, acks, len(p.sh.translations.list))
+		p.note("subscriptions=%d positions=%d with_acks=%d copies=%d waiting=%d", len(p.sh.carrying.subs), p.sh.carrying.count, acks, p.sh.carrying.blocks, len(p.sh.translations.list))
 	case "ask":
 		kind := RequestLookup
 		if words[1] == "partitions" {
@@ -520,7 +520,11 @@ func (p *player) perform() {
 				}
 				p.note("%s %d %s %d:%d of epoch %d for cluster %s", what, t.ID, t.Topic, t.At.Ledger, t.At.Entry, t.Epoch, t.Cluster)
 			case OpOldAcks:
-				p.note("old acks %+v", *op.OldAcks)
+				if a := op.OldAcks; len(a.copies) > 0 {
+					p.note("copies %s %s on %s: %s", a.Topic, a.Subscription, a.Cluster, copiesText(a.copies))
+				} else {
+					p.note("old acks {Topic:%s Subscription:%s Cluster:%s Positions:%+v Before:%v Forget:%v}", a.Topic, a.Subscription, a.Cluster, a.Positions, a.Before, a.Forget)
+				}
 			case OpReport:
 				p.note("%s", reportLine(op.Report))
 			}

@@ -289,7 +289,7 @@ func (l *leg) relayDown(now time.Time, src []byte) (pos int) {
 		if v == remap {
 			s.sh.write(s.conn, src[run:pos], true)
 			run = pos
-			v, taken = l.remap(frame, h)
+			v, taken = l.remap(now, frame, h)
 		}
 		if v == bad {
 			s.sh.write(s.conn, src[run:pos], true)
