@@ -84,7 +84,7 @@ func wantActive(t *testing.T, st store.Store, topic, cluster string) {
 func abortLoad(t *testing.T, scenario string, client Client, topic string) *load {
 	t.Helper()
 	return startLoad(t, loadConfig{
-		scenario: scenario, client: client, topic: topic, rate: 300, reader: true,
+		scenario: scenario, class: classFaults, client: client, topic: topic, rate: 300, reader: true,
 		subs: []string{"shared:shared:individual:1", "cumulative:exclusive:cumulative:1"},
 	})
 }

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"iter"
 	"net/http"
 	"slices"
 	"strings"
@@ -21,6 +22,9 @@ import (
 
 // Topics that move without replication: docs/adr/007-drain.md.
 
+// drainKinds are the subscriptions of topics that drain under load.
+var drainKinds = []string{"exclusive:exclusive:individual:1", "failover:failover:cumulative:1", "shared:shared:individual:2", "key-shared:key_shared:individual:2"}
+
 // Under load every client's producer moves within a fence, and each subscription follows by itself, in order; nothing is lost.
 func TestDrainUnderLoad(t *testing.T) {
 	for _, client := range []Client{Go, Python, Java} { // versions_test.go has partitions
@@ -32,9 +36,7 @@ func TestDrainUnderLoad(t *testing.T) {
 			topic := newTopic("acme/plain", "drain-"+string(client))
 			l := startLoad(t, loadConfig{
 				scenario: "every subscription, without replication", mode: switching.ModeDrain, client: client, topic: topic, rate: 200, keys: 20, reader: true,
-				subs: []string{
-					"exclusive:exclusive:individual:1", "failover:failover:cumulative:1", "shared:shared:individual:2", "key-shared:key_shared:individual:2",
-				},
+				subs: drainKinds,
 			})
 			l.began = append(l.began, nowMillis())
 			rec, err := tryPlanned(t, l.c.proxies[0], "start", "--mode", "drain", "--topic", topic, "--to", "b", "--force")
@@ -137,10 +139,26 @@ func inOrder(first, last int) (all []string) {
 	return all
 }
 
+// numbered are texts of numbers as messages.
+func numbered(texts []string) iter.Seq[Message] {
+	return func(yield func(Message) bool) {
+		for _, text := range texts {
+			if !yield(Message{N: numberIn([]byte(text))}) {
+				return
+			}
+		}
+	}
+}
+
 // drains asks for a drain to cluster b, and waits until the producers have moved.
 func drains(t *testing.T, topic string) switching.Record {
 	t.Helper()
-	rec, err := tryPlanned(t, pair(t)[0], "start", "--mode", "drain", "--topic", topic, "--to", "b", "--force")
+	return drainsTo(t, pair(t)[0], topic, rig.B)
+}
+
+func drainsTo(t *testing.T, p *Pointsman, topic string, to *Cluster) switching.Record {
+	t.Helper()
+	rec, err := tryPlanned(t, p, "start", "--mode", "drain", "--topic", topic, "--to", to.Name, "--force")
 	if rec.State != switching.StateDraining {
 		t.Fatalf("%s: %s, %v\n%s", rec.State, rec.Note, err, steps(rec))
 	}
@@ -242,7 +260,8 @@ func TestDrainIsRefusedWhereThereIsReplication(t *testing.T) {
 // meanwhile; a resume moves it after all.
 func TestANamespaceDrainsAsABatch(t *testing.T) {
 	t.Parallel()
-	const perTopic = 20
+	const perTopic, last = 20, 2*20 + 5
+	row := Row{Mode: "drain", Class: classBatch, Scenario: "a namespace as one batch, one topic taken back meanwhile and moved by a resume", Client: string(Go), Subscription: "failover, individual acks, 1 consumer(s)"}
 	namespace := "acme/drained-" + runID
 	ctx := limited(t, 60*time.Second)
 	for _, c := range []*Cluster{rig.A, rig.B} {
@@ -252,7 +271,7 @@ func TestANamespaceDrainsAsABatch(t *testing.T) {
 	st := openMap(t, pair(t)[0])
 	c := session(t, pair(t)[1])
 	var topics []string
-	consumers := map[string]pulsar.Consumer{}
+	consumers, got := map[string]pulsar.Consumer{}, map[string][]string{}
 	for range often(4, 12) {
 		topic := newTopic(namespace, "t")
 		awaitRoute(t, topic, "a")
@@ -275,13 +294,13 @@ func TestANamespaceDrainsAsABatch(t *testing.T) {
 	running, err := st.Running(ctx)
 	must(t, err)
 	back := running[slices.IndexFunc(running, func(r switching.Record) bool { return r.Batch == b.ID })]
-	takenBack(t, back.ID)
+	takenBack(t, pair(t)[1], back.ID)
 	for _, topic := range topics {
 		if topic == back.Topic {
 			continue
 		}
-		if got := receive(t, consumers[topic], 2*perTopic); !slices.Equal(got, inOrder(1, 2*perTopic)) {
-			t.Errorf("%s: %q", topic, got)
+		if got[topic] = receive(t, consumers[topic], 2*perTopic); !slices.Equal(got[topic], inOrder(1, 2*perTopic)) {
+			t.Errorf("%s: %q", topic, got[topic])
 		}
 	}
 	over := awaitBatch(t, st, b.ID, "to end", func(b switching.Batch) bool { return b.State.Over() })
@@ -289,8 +308,8 @@ func TestANamespaceDrainsAsABatch(t *testing.T) {
 		t.Fatalf("%s: %+v, rule %d; want the topic that was taken back to have failed", over.State, over.Count, over.Rule)
 	}
 	must(t, pair(t)[1].CLI(limited(t, 60*time.Second), nil, "switch", "resume", b.ID, "--force", "--no-wait"))
-	if got := receive(t, consumers[back.Topic], 2*perTopic); !slices.Equal(got, inOrder(1, 2*perTopic)) {
-		t.Errorf("%s: %q", back.Topic, got)
+	if got[back.Topic] = receive(t, consumers[back.Topic], 2*perTopic); !slices.Equal(got[back.Topic], inOrder(1, 2*perTopic)) {
+		t.Errorf("%s: %q", back.Topic, got[back.Topic])
 	}
 	over = awaitBatch(t, st, b.ID, "to be done", func(b switching.Batch) bool { return b.State.Over() })
 	if over.State != switching.BatchDone || over.Rule == 0 || over.Removed != len(topics) {
@@ -298,10 +317,20 @@ func TestANamespaceDrainsAsABatch(t *testing.T) {
 	}
 	for _, topic := range topics {
 		awaitRoute(t, topic, "b")
-		send(t, c, topic, 2*perTopic+1, 2*perTopic+5)
-		if got := receive(t, consumers[topic], 5); !slices.Equal(got, inOrder(2*perTopic+1, 2*perTopic+5)) {
-			t.Errorf("%s on cluster b: %q", topic, got)
+		send(t, c, topic, 2*perTopic+1, last)
+		rest := receive(t, consumers[topic], last-2*perTopic)
+		if !slices.Equal(rest, inOrder(2*perTopic+1, last)) {
+			t.Errorf("%s on cluster b: %q", topic, rest)
+		}
+		nothing(t, consumers[topic])
+		d := Compare(numbered(inOrder(1, last)), numbered(append(got[topic], rest...)))
+		row.Acked, row.Lost, row.Duplicates, row.OrderBreaks = row.Acked+d.Acked, row.Lost+len(d.Lost), row.Duplicates+d.Duplicates, row.OrderBreaks+d.OrderBreaks
+	}
+	for _, r := range recordsOf(ctx, t, st, b.ID, 2*len(topics)) {
+		if r.Receipt != nil {
+			row.Holds = append(row.Holds, r.Receipt.HoldMillis)
 		}
 	}
+	row.save(t)
 	t.Logf("%d topics: hold p50 %.0f ms, p99 %.0f ms, rule of epoch %d", len(topics), over.HoldP50, over.HoldP99, over.Rule)
 }

@@ -95,7 +95,7 @@ func TestKillingTheLeaderInTheMiddleOfASwitch(t *testing.T) {
 		t.Run(string(client), func(t *testing.T) {
 			proxies := faultyPair(t, "kill-"+string(client))
 			l := startLoad(t, loadConfig{
-				scenario: "the leading proxy is killed in mid-switch", client: client, topic: newTopic("acme/geo", "kill"), rate: 300, reader: true, proxies: proxies,
+				scenario: "the leading proxy is killed in mid-switch", class: classFaults, client: client, topic: newTopic("acme/geo", "kill"), rate: 300, reader: true, proxies: proxies,
 				subs: []string{"shared:shared:individual:1", "cumulative:exclusive:cumulative:1"},
 			})
 			st := openMap(t, proxies[0])
@@ -136,7 +136,7 @@ func TestAFrozenProxyWritesNothingToTheOldCluster(t *testing.T) {
 		t.Run(moment, func(t *testing.T) {
 			leader, other := leaderOf(t, proxies)
 			l := startLoad(t, loadConfig{
-				scenario: "a proxy is frozen for 15 s", client: Go, topic: newTopic("acme/geo", "freeze"), rate: 300, reader: true, proxies: [2]*Pointsman{other, leader},
+				scenario: "a proxy is frozen for 15 s", class: classFaults, client: Go, topic: newTopic("acme/geo", "freeze"), rate: 300, reader: true, proxies: [2]*Pointsman{other, leader},
 				subs: []string{"shared:shared:individual:1", "cumulative:exclusive:cumulative:1"},
 			})
 			st := openMap(t, leader)
@@ -184,7 +184,7 @@ func TestASwitchWaitsForAFrozenProxyNoLongerThanItsMapAge(t *testing.T) {
 	proxies := pairOf(t, "age", strings.Replace(rig.PointsmanConfig("age-"+runID, ""), "session_timeout: 10s", "session_timeout: 10s, max_map_age: "+age.String(), 1))
 	leader, other := leaderOf(t, proxies)
 	l := startLoad(t, loadConfig{
-		scenario: "a proxy with max_map_age is frozen for longer", client: Go, topic: newTopic("acme/geo", "age"), rate: 100, proxies: [2]*Pointsman{leader, leader},
+		scenario: "a proxy with max_map_age is frozen for longer", class: classFaults, client: Go, topic: newTopic("acme/geo", "age"), rate: 100, proxies: [2]*Pointsman{leader, leader},
 		subs: []string{"shared:shared:individual:1", "cumulative:exclusive:cumulative:1"},
 	})
 	l.dropForeign = true
@@ -226,7 +226,7 @@ func TestAFenceOutlivesTheMapsZooKeeper(t *testing.T) {
 	namespace := replicatedNamespace(t, "fence-zk")
 	topic := newTopic(namespace, "fence-zk")
 	l := startLoad(t, loadConfig{
-		scenario: "the map's ZooKeeper stops in a fence", client: Go, topic: topic, rate: 300, reader: true, proxies: proxies,
+		scenario: "the map's ZooKeeper stops in a fence", class: classFaults, client: Go, topic: topic, rate: 300, reader: true, proxies: proxies,
 		subs: []string{"shared:shared:individual:1", "cumulative:exclusive:cumulative:1"},
 	})
 	st := openMap(t, proxies[0])

@@ -108,7 +108,7 @@ func duplicatesAreForecast(t *testing.T, client Client, proxies [2]*Pointsman, c
 	record = finish(t, 30*time.Second, live)
 	for _, name := range subs {
 		d := Compare(record.Acks.All(), record.Recvs.Where(func(m Message) bool { return m.S == name }))
-		row := Row{Mode: "planned", Scenario: scenario, Client: string(client), Subscription: name + ", individual acks, 1 consumer(s)", Forecast: &open, Holds: []float64{rec.Receipt.HoldMillis}}
+		row := Row{Mode: "planned", Class: classHand, Scenario: scenario, Client: string(client), Subscription: name + ", individual acks, 1 consumer(s)", Forecast: &open, Holds: []float64{rec.Receipt.HoldMillis}}
 		row.take(d, len(record.Errors))
 		row.save(t)
 		t.Logf("%s: %v; forecast %d", name, d, open)

@@ -61,6 +61,12 @@ func byHand(n int) int {
 	return n
 }
 
+// everyKind is what a subscription of each type is called, how it acknowledges, and by how many consumers.
+var everyKind = []string{
+	"exclusive:exclusive:individual:1", "cumulative:exclusive:cumulative:1", "failover:failover:individual:2",
+	"shared:shared:individual:2", "key-shared:key_shared:individual:2",
+}
+
 // SW-01, SW-02, SW-03, SW-14: one producer, every kind of subscription and a reader, producer and consumers through different proxies, ledger ids on cluster a
 // far above those of b; there and back under load. The application sees no error, nothing is lost, nothing comes twice, the order of each key is kept.
 func TestPlannedSwitchWithEverySubscription(t *testing.T) {
@@ -73,10 +79,7 @@ func TestPlannedSwitchWithEverySubscription(t *testing.T) {
 			}
 			l := startLoad(t, loadConfig{
 				scenario: "every subscription type, keyed batches", client: client, topic: newTopic("acme/geo", "every-"+string(client)), rate: rate, keys: 20, reader: client.ReadsOn(),
-				subs: []string{
-					"exclusive:exclusive:individual:1", "cumulative:exclusive:cumulative:1", "failover:failover:individual:2", "failover-cumulative:failover:cumulative:1",
-					"shared:shared:individual:2", "key-shared:key_shared:individual:2",
-				},
+				subs:  append(slices.Clone(everyKind), "failover-cumulative:failover:cumulative:1"),
 				flags: []string{"--replicated", strconv.FormatBool(client == Go)},
 			})
 			wantHigherLedgers(t, l.c.topic)
@@ -172,7 +175,7 @@ func plannedSwitches(t *testing.T, client Client, flags []string) {
 	}
 	t.Logf("%s: %d planned switches at %.0f msg/s: hold p50 %.0f ms, p99 %.0f ms, max %.0f ms; gap p50 %.0f ms, max %.0f ms", client, len(holds), run.reached(),
 		Percentile(holds, 0.5), Percentile(holds, 0.99), Percentile(holds, 1), Percentile(gaps, 0.5), Percentile(gaps, 1))
-	row := Row{Mode: "planned", Scenario: fmt.Sprintf("neighbours on the same connections, %d msg/s", plannedRate()), Client: string(client), Subscription: "shared", Holds: holds, Gaps: gaps}
+	row := Row{Mode: "planned", Scenario: fmt.Sprintf("neighbours on the same connections, %d msg/s", plannedRate()), Client: string(client), Subscription: "shared, individual acks, 1 consumer(s)", Holds: holds, Gaps: gaps}
 	row.take(d, len(record.Errors))
 	row.save(t)
 	run.take(d)
@@ -198,6 +201,7 @@ func plannedSwitches(t *testing.T, client Client, flags []string) {
 type loadConfig struct {
 	scenario string
 	mode     switching.Mode // of the rows; "" is planned
+	class    string         // of the rows
 	client   Client
 	topic    string
 	parts    int // partitions; 0 is a topic without
@@ -335,7 +339,19 @@ func (l *load) named(cluster string) *Cluster {
 // save adds the row to the file that E2E_RESULTS names.
 func (r *Row) save(t *testing.T) {
 	t.Helper()
+	r.Test, r.Run, r.Date, r.Load = t.Name(), runID, time.Now().UTC().Format(time.DateOnly), loadAverage(t)
 	appendLine(t, os.Getenv("E2E_RESULTS"), r)
+}
+
+// loadAverage is how many processes of the machine wanted to run in the last minute.
+func loadAverage(t *testing.T) float64 {
+	t.Helper()
+	text, err := os.ReadFile("/proc/loadavg")
+	must(t, err)
+	first, _, _ := strings.Cut(string(text), " ")
+	load, err := strconv.ParseFloat(first, 64)
+	must(t, err)
+	return load
 }
 
 // appendLine adds a line of JSON to a file; to none where path is empty.
@@ -385,7 +401,7 @@ func (l *load) end(exact bool) {
 	t.Logf("%s, %s: %d switches: hold p50 %.0f ms, max %.0f ms; longest gap between receipts p50 %.0f ms, max %.0f ms; duplicates forecast %v", l.c.scenario, l.c.client,
 		len(l.holds), Percentile(l.holds, 0.5), Percentile(l.holds, 1), Percentile(gaps, 0.5), Percentile(gaps, 1), l.forecast)
 	for i, name := range l.names {
-		row := Row{Mode: string(cmp.Or(l.c.mode, switching.ModePlanned)), Scenario: l.c.scenario, Client: string(l.c.client), Subscription: "reader", Holds: l.holds, Gaps: gaps}
+		row := Row{Mode: string(cmp.Or(l.c.mode, switching.ModePlanned)), Class: l.c.class, Scenario: l.c.scenario, Client: string(l.c.client), Subscription: "reader", Holds: l.holds, Gaps: gaps}
 		ordered := true
 		if i < len(l.c.subs) {
 			parts := strings.Split(l.c.subs[i], ":")
@@ -397,7 +413,9 @@ func (l *load) end(exact bool) {
 			d.OrderBreaks, row.Unordered = 0, true
 		}
 		row.take(d, len(record.Errors))
-		if most := l.forecast[name]; l.c.bounded {
+		if most := l.forecast[name]; exact {
+			row.AtMost = new(int64)
+		} else if l.c.bounded {
 			row.AtMost = &most
 		}
 		row.save(t)
