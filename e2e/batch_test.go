@@ -85,7 +85,7 @@ func TestABatchMovesANamespaceWhoseLeaderIsKilledAndPausesAtAGate(t *testing.T) 
 	for _, c := range []*Cluster{rig.A, rig.B} {
 		must(t, c.Admin(limited(t, 30*time.Second), http.MethodPut, "/admin/v2/namespaces/"+namespace, map[string]any{"replication_clusters": []string{"a", "b"}, "bundles": map[string]any{"numBundles": 4}}, nil))
 	}
-	each := often(8, 20)
+	each := often(8, 12)
 	var topics []string
 	drivers := map[Client]*Driver{}
 	clients := []Client{Go, Java, Python}[:often(2, 3)]

@@ -156,9 +156,15 @@ func TestBetweenVersions(t *testing.T) {
 	}
 	back := func(w way) func(t *testing.T, client Client) {
 		return func(t *testing.T, client Client) {
+			subs := slices.Clone(drainKinds)
+			if w != midNew {
+				// Brokers of before 4.0 give a Key_Shared consumer that came back beside another one nothing new until everything of before is acknowledged, and these consumers acknowledge
+				// when they get more: both would wait, as without any proxy.
+				subs[3] = "key-shared:key_shared:individual:1"
+			}
 			l := startLoad(t, loadConfig{
 				scenario: w.name + ", taken back while it drains", mode: switching.ModeDrain, class: classVersions, client: client, topic: newTopic(w.tenant+"/plain", "back-"+string(client)), rate: 200, keys: 20,
-				subs: drainKinds, flags: lagging, proxies: v.proxies, clusters: w.clusters,
+				subs: subs, flags: lagging, proxies: v.proxies, clusters: w.clusters,
 			})
 			l.drainAndBack(2)
 			l.end(false) // as between equal versions
