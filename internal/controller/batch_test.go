@@ -142,8 +142,12 @@ func (f *field) start(id string, c *Controller, change func(*switching.Batch)) s
 			f.t.Fatal(err)
 		}
 	}
-	plan, err := c.PlanBatch(f.t.Context(), switching.BatchRequest{Namespace: namespace, To: "b"})
-	must(err)
+	var plan switching.BatchPlan
+	var err error
+	must(insist(f.t.Context(), func() error {
+		plan, err = c.PlanBatch(f.t.Context(), switching.BatchRequest{Namespace: namespace, To: "b"})
+		return err
+	}))
 	b := switching.Batch{
 		ID: id, Rev: 1, From: plan.From, To: "b", Mode: switching.ModePlanned, State: switching.BatchNew, Started: time.Now(), Warnings: plan.Warnings, Namespace: namespace,
 		Limits: switching.BatchLimits{Waves: switching.DefaultWaves(), Parallel: 4, MaxFailed: 0.05, MaxHoldMillis: 5000, MaxBacklog: 1000, OnBlocked: switching.StopOnBlocked},
@@ -154,14 +158,18 @@ func (f *field) start(id string, c *Controller, change func(*switching.Batch)) s
 	if change != nil {
 		change(&b)
 	}
-	must(f.st.PutBatch(f.t.Context(), b))
+	put := func(do func(ctx context.Context) error) {
+		f.t.Helper()
+		must(insist(f.t.Context(), func() error { return do(f.t.Context()) }))
+	}
+	put(func(ctx context.Context) error { return f.st.PutBatch(ctx, b) })
 	parts := switching.SplitBatch(plan.Items, 0)
 	for _, p := range parts {
 		p.Rev = 1
-		must(f.st.PutBatchPart(f.t.Context(), id, p))
+		put(func(ctx context.Context) error { return f.st.PutBatchPart(ctx, id, p) })
 	}
 	b.Rev, b.State, b.Parts = 2, switching.BatchChecking, len(parts)
-	must(f.st.PutBatch(f.t.Context(), b))
+	put(func(ctx context.Context) error { return f.st.PutBatch(ctx, b) })
 	return b
 }
 
