@@ -572,9 +572,11 @@ func (s *survey) judgeTransactions() switching.Finding {
 		return blocker(itemTransactions, fmt.Sprintf("let the drain end, then drain from %s to %s", s.req.From, s.req.To), "%d transactions have ended on cluster %s since the topic was loaded: their messages cannot be copied", ended, s.req.From)
 	case ended > 0 && s.drains():
 		return fine(itemTransactions, "none is open; the messages of %d that have ended are consumed on cluster %s", ended, s.req.From)
+	case ended > 0 && s.from.TellsTransactions():
+		return fine(itemTransactions, "none is open; of %d that have ended cluster %s has what was committed, as ordinary messages", ended, s.req.To)
 	case ended > 0:
 		return blocker(itemTransactions, "switch when the messages of transactions are consumed and removed by retention, and no client uses transactions on the topic any more; or --mode drain, which copies nothing",
-			"%d transactions have ended since the topic was loaded: replication does not carry their end, so that cluster %s may deliver nothing behind the copy of such a message", ended, s.req.To)
+			"%d transactions have ended since the topic was loaded, and brokers of cluster %s (version %q) do not tell what was aborted, as those from 4.0 on do", ended, s.req.From, s.from.Version)
 	}
 	return fine(itemTransactions, "none")
 }

@@ -182,7 +182,9 @@ func TestWhatIsNotAsItShouldBeIsFound(t *testing.T) {
 	check("a proxy that was not asked", func(s *survey) { s.req.Handles = switching.HandleFacts{Unasked: []string{"p2: timeout"}} }, itemBypass, w, "p2: timeout")
 	check("a producer there", func(s *survey) { s.to.Parts[1].Stats.Publishers = []pulsaradmin.Publisher{{Name: "y"}} }, itemBypass, w, `somebody publishes on cluster b already: producer "y"`)
 	check("open transactions (SW-15)", func(s *survey) { s.from.Parts[0].Stats.OngoingTxn = 2 }, itemTransactions, b, "2 open transactions")
-	check("transactions (SW-15)", func(s *survey) { s.from.Parts[0].Stats.CommittedTxn = 2 }, itemTransactions, b, "2 transactions have ended")
+	check("transactions of old brokers (SW-15)", func(s *survey) { s.from.Parts[0].Stats.CommittedTxn, s.from.Version = 2, "3.0.0" }, itemTransactions, b,
+		`2 transactions have ended since the topic was loaded, and brokers of cluster a (version "3.0.0") do not tell what was aborted`)
+	check("transactions of brokers that do not tell their version (SW-15)", func(s *survey) { s.from.Parts[0].Stats.AbortedTxn, s.from.Version = 2, "" }, itemTransactions, b, "2 transactions have ended")
 	check("delayed messages", func(s *survey) {
 		s.from.Parts[0].Stats.Subscriptions["s"] = pulsaradmin.SubscriptionStats{Durable: true, Delayed: 8}
 	}, itemDelayed, w, "8 messages are delayed")
@@ -229,6 +231,9 @@ func TestWhatIsInOrderIsFine(t *testing.T) {
 		delete(s.to.Parts[0].Stats.Subscriptions, "s")
 		policy := json.RawMessage(`{"retentionTimeInMinutes":60,"retentionSizeInMB":-1}`)
 		s.from.Policies.Retention, s.to.Policies.Retention = policy, policy
+	})
+	check("transactions that have ended, of which replication carries what was committed (SW-15)", func(s *survey) {
+		s.from.Parts[0].Stats.CommittedTxn, s.from.Parts[1].Stats.AbortedTxn, s.from.Version = 2, 1, "4.0.8"
 	})
 	check("readers", func(s *survey) { s.from.Parts[0].Stats.Subscriptions["reader-1"] = pulsaradmin.SubscriptionStats{} })
 	check("no clients", func(s *survey) { s.from.Parts[0].Stats.Publishers = nil })

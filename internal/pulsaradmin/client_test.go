@@ -80,16 +80,17 @@ func pos(text string) Position {
 func recordedTopic(t *testing.T) *Client {
 	const base = "GET /admin/v2/persistent/acme/geo/t1/"
 	return client(t, serve(t, map[string]string{
-		"GET /admin/v2/clusters":            `["a","b","global"]`,
-		"GET /admin/v2/tenants/acme":        `{"adminRoles":[],"allowedClusters":["a","b"]}`,
-		"GET /admin/v2/namespaces/acme/geo": `{"replication_clusters":["a","b"],"backlog_quota_map":{},"schema_compatibility_strategy":"UNDEFINED","is_allow_auto_update_schema":true}`,
-		base + "partitions":                 `{"partitions":0,"deleted":false}`,
+		"GET /admin/v2/clusters":                                            `["a","b","global"]`,
+		"GET /admin/v2/brokers/version":                                     "4.0.8\n",
+		"GET /admin/v2/tenants/acme":                                        `{"adminRoles":[],"allowedClusters":["a","b"]}`,
+		"GET /admin/v2/namespaces/acme/geo":                                 `{"replication_clusters":["a","b"],"backlog_quota_map":{},"schema_compatibility_strategy":"UNDEFINED","is_allow_auto_update_schema":true}`,
+		base + "partitions":                                                 `{"partitions":0,"deleted":false}`,
 		base + "stats?getPreciseBacklog=true&subscriptionBacklogSize=false": recorded(t, "stats.json"),
-		base + "internalStats":                      recorded(t, "internal.json"),
-		base + "retention":                          `{"retentionTimeInMinutes":10,"retentionSizeInMB":10}`,
-		base + "messageTTL":                         ``,
-		base + "backlogQuotaMap":                    `{}`,
-		"GET /admin/v2/schemas/acme/geo/t1/schemas": `{"getSchemaResponses":[{"version":1,"type":"JSON","data":"{\"type\": \"int\"}"},{"version":0,"type":"STRING","data":""}]}`,
+		base + "internalStats":                                              recorded(t, "internal.json"),
+		base + "retention":                                                  `{"retentionTimeInMinutes":10,"retentionSizeInMB":10}`,
+		base + "messageTTL":                                                 ``,
+		base + "backlogQuotaMap":                                            `{}`,
+		"GET /admin/v2/schemas/acme/geo/t1/schemas":                         `{"getSchemaResponses":[{"version":1,"type":"JSON","data":"{\"type\": \"int\"}"},{"version":0,"type":"STRING","data":""}]}`,
 	}).URL)
 }
 
@@ -99,8 +100,8 @@ func TestFactsOfATopicAreReadFromRecordedAnswers(t *testing.T) {
 	if !f.Tenant || !f.Namespace || !f.Exists || f.Partitions != 0 || len(f.Parts) != 1 {
 		t.Fatalf("tenant, namespace and a topic without partitions exist, but the facts are %+v", f)
 	}
-	if !slices.Equal(f.Known, []string{"a", "b", "global"}) {
-		t.Errorf("it knows the clusters %q", f.Known)
+	if !slices.Equal(f.Known, []string{"a", "b", "global"}) || f.Version != "4.0.8" {
+		t.Errorf("version %q knows the clusters %q", f.Version, f.Known)
 	}
 	if !f.Replicates("b") || f.Replicates("c") {
 		t.Error("the namespace is replicated to b and not to c")
