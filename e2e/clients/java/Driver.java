@@ -12,8 +12,11 @@ import java.util.Base64;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Queue;
 import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.ConcurrentLinkedQueue;
 import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.ExecutionException;
 import java.util.concurrent.Phaser;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.locks.LockSupport;
@@ -31,6 +34,7 @@ import org.apache.pulsar.client.api.Reader;
 import org.apache.pulsar.client.api.SubscriptionInitialPosition;
 import org.apache.pulsar.client.api.SubscriptionType;
 import org.apache.pulsar.client.api.TypedMessageBuilder;
+import org.apache.pulsar.client.api.transaction.Transaction;
 
 /** The Java client behind the common command line of the client drivers (see ../README.md). */
 public final class Driver {
@@ -45,6 +49,8 @@ public final class Driver {
     private final Map<String, String> flags = new HashMap<>();
     private volatile boolean producing = true;
     private volatile boolean running = true;
+    /** What standard input has said of transactions and the producer has not done yet. */
+    private final Queue<String> wishes = new ConcurrentLinkedQueue<>();
 
     public static void main(String[] args) throws Exception {
         new Driver().run(args);
@@ -81,7 +87,7 @@ public final class Driver {
     }
 
     private PulsarClient connect(String url) throws PulsarClientException {
-        ClientBuilder builder = PulsarClient.builder().serviceUrl(url);
+        ClientBuilder builder = PulsarClient.builder().serviceUrl(url).enableTransaction(bool("transactions", false));
         if (flags.containsKey("ca")) {
             builder.tlsTrustCertsFilePath(flags.get("ca")).enableTlsHostnameVerification(true).allowTlsInsecureConnection(false);
         }
@@ -99,6 +105,9 @@ public final class Driver {
         if (flags.containsKey("chunk-size")) {
             builder.chunkMaxMessageSize((int) num("chunk-size", 0));
         }
+        if (bool("transactions", false)) {
+            builder.sendTimeout(0, TimeUnit.SECONDS); // as the library wants it
+        }
         if (batch && keys > 0) {
             builder.batcherBuilder(BatcherBuilder.KEY_BASED);
         }
@@ -115,12 +124,27 @@ public final class Driver {
         Phaser outstanding = new Phaser(1);
         long began = System.nanoTime();
         long first = num("start", 0);
+        InTransaction open = null;
         for (long i = 0; i < count && producing; i++) {
             if (rate > 0) {
                 pace(began + i * 1_000_000_000L / rate);
             }
             long n = first + i;
             byte[] payload = payload(n, size);
+            String wish = wishes.poll();
+            if (wish != null) {
+                try {
+                    producer.flush(); // the library puts messages of no transaction into the batch of one
+                    if (wish.equals("begin")) {
+                        open = InTransaction.send(client, producer, n, payload);
+                        emit("{\"e\":\"ready\",\"what\":\"transaction\",\"n\":" + n + "}");
+                        continue;
+                    }
+                    open.end(wish, k);
+                } catch (PulsarClientException | ExecutionException e) {
+                    error(wish, n, e);
+                }
+            }
             TypedMessageBuilder<byte[]> message = producer.newMessage().value(payload);
             if (keys > 0) {
                 message.key("key-" + n % keys);
@@ -152,6 +176,26 @@ public final class Driver {
         }
         outstanding.arriveAndAwaitAdvance();
         closing("producer", producer::close);
+    }
+
+    /** A message of a transaction of its own. It has its receipt when that is committed, and none when it is aborted. */
+    private record InTransaction(Transaction transaction, long n, byte[] payload) {
+        static InTransaction send(PulsarClient client, Producer<byte[]> producer, long n, byte[] payload)
+                throws PulsarClientException, ExecutionException, InterruptedException {
+            Transaction transaction = client.newTransaction().withTransactionTimeout(10, TimeUnit.MINUTES).build().get();
+            producer.newMessage(transaction).value(payload).send();
+            return new InTransaction(transaction, n, payload);
+        }
+
+        void end(String how, int k) throws ExecutionException, InterruptedException {
+            if (how.equals("commit")) {
+                transaction.commit().get();
+                acked(n, k, payload);
+            } else {
+                transaction.abort().get();
+            }
+            emit("{\"e\":\"ready\",\"what\":\"" + how + "\",\"n\":" + n + "}");
+        }
     }
 
     private static void acked(long n, int k, byte[] payload) {
@@ -408,7 +452,11 @@ public final class Driver {
         waiter.start();
         BufferedReader in = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
         for (String line = in.readLine(); line != null && !line.equals("quit"); line = in.readLine()) {
-            producing = producing && !line.equals("stop");
+            switch (line) {
+                case "stop" -> producing = false;
+                case "begin", "commit", "abort" -> wishes.add(line);
+                default -> error("standard input", -1, new IllegalArgumentException(line));
+            }
         }
         producing = false;
         stopped.await();
