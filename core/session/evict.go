@@ -207,7 +207,7 @@ func (e *evictor) add(now time.Time, moved []*handle, ev *eviction) {
 		ev.done(Evicted{})
 		return
 	}
-	e.enqueue(now, moved, ev)
+	e.enqueue(now, e.sh.linger(now, moved, ev), ev)
 }
 
 // enqueue has handles closed that ev counts already.

@@ -36,6 +36,8 @@ type motion struct {
 	awaited bool      // a fence waits for it
 	gone    bool      // the broker has closed it by itself, which the client was not told
 	left    bool      // the client has closed it; the broker still has it, for the acknowledgements in queue
+	heard   time.Time // when the client of a fenced consumer last said something about it
+	lingers bool      // the topic has moved, and it is to be closed soon
 	queue   []*parked // what the client of a fenced consumer sent, in order
 	bytes   int       // of queue
 }
@@ -452,7 +454,7 @@ func (s *Session) judgedReceipt(now time.Time, h *handle) {
 
 // swallowsClose tells whether a broker's own CLOSE of h is kept from the client until the topic has been flipped or has come back (P5).
 func (s *Session) swallowsClose(now time.Time, h *handle) bool {
-	if h == nil || h.motion == nil || h.state >= handleEvicting || switching.Admit(h.motion.m.standing()).Message != switching.Drop {
+	if h == nil || h.motion == nil || h.state >= handleEvicting || !h.motion.lingers && switching.Admit(h.motion.m.standing()).Message != switching.Drop {
 		return false
 	}
 	if h.state == handleCreating && !h.again {

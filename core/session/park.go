@@ -370,6 +370,7 @@ func (s *Session) holdCommand(now time.Time, frame []byte, t codec.Type, cmd *pu
 		return false
 	}
 	mo, pk := c.motion, &s.sh.parking
+	mo.heard = now
 	room := mo.bytes+len(frame) <= maxHeldOfHandle && pk.bytes+len(frame) <= maxHeld
 	if !answer {
 		if !room {

@@ -300,6 +300,12 @@ func (s *Session) handleClientClose(now time.Time, h *handle, req uint64) verdic
 		s.sendCommand(successCommand(req))
 		return replace
 	}
+	if h.motion != nil && h.motion.lingers {
+		h.motion.left = true
+		s.finish(now, h, true)
+		s.sendCommand(successCommand(req))
+		return replace
+	}
 	if h.motion != nil && h.motion.m.fenced() && !h.producer {
 		// The broker keeps it, for the acknowledgements that are held, until the fence ends.
 		h.motion.left, h.gate.Poisoned = true, true
