@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"io"
+	"math"
 	"strconv"
 	"strings"
 	"time"
@@ -19,6 +20,14 @@ func scopeFlags(cmd *cobra.Command, r *admin.SwitchRequest) {
 	f.StringVar(&r.Namespace, "namespace", "", "move everything in TENANT/NAMESPACE")
 	f.StringVar(&r.Prefix, "prefix", "", "move what begins with TENANT/NAMESPACE/BEGINNING, or with BEGINNING in --namespace")
 	f.Float64Var(&r.Percent, "percent", 0, "move this share of it, chosen by name: 10 is a part of 20")
+}
+
+// checkShare refuses a --percent that would be taken for none: without one, all of it moves.
+func checkShare(cmd *cobra.Command, percent float64) error {
+	if cmd.Flags().Changed("percent") && !(percent > 0 && percent <= 100) {
+		return usage("--percent %g is no share; write more than 0 and at most 100, or leave it out for all topics", percent)
+	}
+	return nil
 }
 
 // batchFlags are how a batch goes about it, as they are written.
@@ -53,12 +62,15 @@ func (b *batchFlags) into(cmd *cobra.Command, o *admin.BatchOptions) error {
 	for wave := range strings.SplitSeq(b.waves, ",") {
 		o.Waves = append(o.Waves, strings.TrimSpace(wave))
 	}
+	if b.parallel == 0 {
+		return usage("--parallel 0 would move nothing; write 1 to %d, or leave it out for %d", switching.MaxBatchParallel, admin.DefaultBatchParallel)
+	}
 	var err error
-	if o.Pace, err = strconv.ParseFloat(strings.TrimSuffix(b.pace, "/s"), 64); err != nil {
+	if o.Pace, err = strconv.ParseFloat(strings.TrimSuffix(b.pace, "/s"), 64); err != nil || math.IsNaN(o.Pace) || math.IsInf(o.Pace, 0) {
 		return usage("--pace %q is no pace; write a number of switches per second such as 5/s; see `%s --help`", b.pace, cmd.CommandPath())
 	}
 	share, err := strconv.ParseFloat(strings.TrimSuffix(b.maxFailed, "%"), 64)
-	if err != nil || !strings.HasSuffix(b.maxFailed, "%") {
+	if err != nil || !strings.HasSuffix(b.maxFailed, "%") || math.IsNaN(share) || math.IsInf(share, 0) {
 		return usage("--max-failed %q is no share; write one such as 5%%; see `%s --help`", b.maxFailed, cmd.CommandPath())
 	}
 	share /= 100
@@ -74,10 +86,11 @@ func writeBatch(w io.Writer, st admin.SwitchStatus) {
 	} else {
 		fmt.Fprintf(w, "batch %s of %s to %s, %s: %s\n", b.ID, b.Scope, b.To, b.Mode, b.Shown())
 		fmt.Fprintln(w, batchProgress(b, time.Now()))
+		fmt.Fprintln(w, asked(b.Who, b.Why, b.Started, b.Ended))
 	}
 	if b.Pause != nil {
 		fmt.Fprintf(w, "paused by gate %s: %s\n", b.Pause.Gate, b.Pause.Why)
-		fmt.Fprintf(w, "to go on: pointsman switch resume %s; to give it up: pointsman switch abort %s\n", b.ID, b.ID)
+		fmt.Fprintf(w, "to go on: pointsman switch resume %s%s; to give it up: pointsman switch abort %s\n", b.ID, resumeHint(b), b.ID)
 	}
 	if b.Note != "" {
 		fmt.Fprintln(w, "note:", b.Note)
@@ -95,7 +108,7 @@ func writeBatch(w io.Writer, st admin.SwitchStatus) {
 	fmt.Fprintf(w, "gates: failed above %g%%, hold above %s, backlog above %s\n", l.MaxFailed*100, limitText(l.MaxHoldMillis, " ms"), limitText(float64(l.MaxBacklog), " entries"))
 	switch {
 	case b.Rule > 0:
-		fmt.Fprintf(w, "namespace %s is one rule now, epoch %d, in place of %s\n", b.Namespace, b.Rule, strconv.Itoa(b.Removed)+" entries")
+		fmt.Fprintf(w, "namespace %s is one rule now, epoch %d, in place of %s\n", b.Namespace, b.Rule, pluralOf(int64(b.Removed), "entry", "entries"))
 	case b.Namespace != "":
 		when := "when all have moved"
 		if b.Mode == switching.ModeDrain {
@@ -104,8 +117,8 @@ func writeBatch(w io.Writer, st admin.SwitchStatus) {
 		fmt.Fprintf(w, "%s, namespace %s becomes one rule\n", when, b.Namespace)
 	}
 	if f := b.Forecast; f.Topics > 0 {
-		todo := fmt.Sprintf("%d messages may come twice; %s and %s move; cluster %s gains %s/s in and %s/s out; %d entries to be replicated",
-			f.Duplicates, plural(f.Producers, "producer"), plural(f.Consumers, "consumer"), b.To, byteSize(f.BytesIn), byteSize(f.BytesOut), f.Unreplicated)
+		todo := fmt.Sprintf("%s may come twice; %s and %s move; cluster %s gains %s/s in and %s/s out; %s to be replicated",
+			pluralOf(f.Duplicates, "message", "messages"), plural(f.Producers, "producer"), plural(f.Consumers, "consumer"), b.To, byteSize(f.BytesIn), byteSize(f.BytesOut), pluralOf(f.Unreplicated, "entry", "entries"))
 		if b.Mode == switching.ModeDrain {
 			todo = fmt.Sprintf("%s; cluster %s gains %s/s in; %s to drain before all subscriptions have followed", plural(f.Producers, "producer")+" move", b.To, byteSize(f.BytesIn), pluralOf(f.ToDrain, "entry", "entries"))
 		}
@@ -114,6 +127,17 @@ func writeBatch(w io.Writer, st admin.SwitchStatus) {
 	for _, text := range b.Warnings {
 		fmt.Fprintln(w, "warning:", text)
 	}
+}
+
+// resumeHint is how a batch goes on in spite of what its preflights have found.
+func resumeHint(b switching.Batch) string {
+	if b.Pause.Gate != switching.GatePreflight {
+		return ""
+	}
+	if b.Limits.Force {
+		return " when that is mended (--on-blocked skip leaves the blocked topics behind)"
+	}
+	return " when that is mended (--force moves topics in spite of warnings, --on-blocked skip leaves the blocked ones behind)"
 }
 
 func limitText(v float64, unit string) string {

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
@@ -23,7 +24,7 @@ func leftText(l switching.Left, at time.Time) string {
 		parts = append(parts, fmt.Sprintf("%d delayed", l.Delayed))
 	}
 	if !l.Oldest.IsZero() {
-		parts = append(parts, "the oldest is "+at.Sub(l.Oldest).Round(time.Second).String()+" old")
+		parts = append(parts, "the oldest is "+max(at.Sub(l.Oldest), 0).Round(time.Second).String()+" old")
 	}
 	if l.PerSecond > 0 {
 		parts = append(parts, fmt.Sprintf("%.0f a second", l.PerSecond))
@@ -85,6 +86,9 @@ func writeDraining(w io.Writer, d admin.SwitchDetail) {
 		fmt.Fprintf(w, "  %s%s\n", d.State, text)
 		for _, l := range d.Draining.Left {
 			fmt.Fprintf(w, "  left: %s\n", leftText(l, d.Draining.At))
+		}
+		if !d.Return && slices.ContainsFunc(d.Draining.Left, func(l switching.Left) bool { return l.Backlog > 0 && l.Consumers == 0 && !l.Reader }) {
+			fmt.Fprintf(w, "  without a consumer a subscription stays; for one that nobody needs: pulsar-admin topics unsubscribe -s NAME %s, on cluster %s (it is kept on %s)\n", d.Topic, d.From, d.To)
 		}
 	}
 	rc := d.Receipt

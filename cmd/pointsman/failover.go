@@ -38,6 +38,7 @@ func writeFailovers(w io.Writer, all []admin.FailoverSummary) {
 		rows = append(rows, []string{o.ID, stamp(o.Asked), o.From, o.To, o.What, string(o.State), moved, orDash(who)})
 	}
 	writeRows(w, rows)
+	fmt.Fprintln(w)
 }
 
 // votes is what all live proxies say of a cluster.
@@ -65,8 +66,8 @@ func writeFailover(w io.Writer, st admin.SwitchStatus) {
 		what = "namespace " + o.Scope
 	}
 	fmt.Fprintf(w, "failover from %s: %s\n", o.From, what)
-	fmt.Fprintf(w, "missing on %s, as far as is known: entries that were not replicated: %d; subscriptions made at the oldest message: %d; entries that those deliver again, at most: %d\n",
-		o.To, o.Backlog, o.Created, o.Again)
+	fmt.Fprintf(w, "missing on %s, as far as is known: entries that were not replicated: %s; subscriptions made at the oldest message: %d; entries that those deliver again, at most: %d\n",
+		o.To, missingText(o.Backlog, o.Unreplicated, o.Unknown), o.Created, o.Again)
 	if o.State.Over() && o.Moved > 0 {
 		fmt.Fprintf(w, "nothing goes back by itself. When cluster %s is back: `pointsman switch salvage %s` lists what %s never got, and `pointsman switch reverse %s --dry-run` is the way back\n", o.From, o.ID, o.To, o.ID)
 	}
@@ -123,12 +124,28 @@ func writeFailoverPlan(w io.Writer, p *admin.FailoverPlan) {
 	}
 }
 
+// missingText is what the new cluster lacks: topics without replication lack everything, and of some nothing is known.
+func missingText(backlog int64, unreplicated, unknown int) string {
+	text := number(backlog)
+	if unreplicated > 0 {
+		text += ", and all of " + plural(unreplicated, "topic")
+	}
+	if unknown > 0 {
+		text += fmt.Sprintf(", and what %s had of which nothing was ever seen", plural(unknown, "topic"))
+	}
+	return text
+}
+
 func factsRow(name, epoch string, f switching.FailoverFacts) []string {
 	measured, backlog, oldest := "never", "?", "-"
 	if !f.Measured.IsZero() {
 		measured, backlog = stamp(f.Measured), number(f.Backlog)
-		if f.Unreplicated == f.Topics-f.Unknown {
+		switch f.Unreplicated {
+		case 0:
+		case f.Topics - f.Unknown:
 			backlog = "everything"
+		default:
+			backlog = missingText(f.Backlog, f.Unreplicated, 0)
 		}
 		if f.Delay > 0 {
 			oldest = (time.Duration(f.Delay) * time.Second).String()

@@ -113,7 +113,12 @@ func (c *cli) report(err error) int {
 		return exitUsage
 	}
 	fmt.Fprintln(c.stderr, "pointsman:", err)
-	if errors.Is(err, admin.ErrNoAnswer) {
+	var slow interface{ Timeout() bool }
+	switch {
+	case !errors.Is(err, admin.ErrNoAnswer):
+	case errors.As(err, &slow) && slow.Timeout():
+		fmt.Fprintln(c.stderr, "remedy: is a proxy running there, and can this host reach it? It may still do what it was asked for: look with `pointsman history` and `pointsman switch list` before you repeat a change; --timeout allows more time")
+	default:
 		fmt.Fprintln(c.stderr, "remedy: is a proxy running there? Name the operations port of any running proxy with --admin or POINTSMAN_ADMIN")
 	}
 	return exitFailed
@@ -132,7 +137,9 @@ func (c *cli) printError(e *admin.Error) {
 	}
 	fmt.Fprintf(c.stderr, "%s: %s\n", word, e.Message)
 	for _, d := range e.Details {
-		fmt.Fprintln(c.stderr, "  "+detailLine(d))
+		if line := detailLine(d); len(e.Details) > 1 || !strings.Contains(e.Message, line) { // one alone may be the message
+			fmt.Fprintln(c.stderr, "  "+line)
+		}
 	}
 	if e.Remedy != "" {
 		fmt.Fprintln(c.stderr, "remedy:", e.Remedy)

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -309,6 +310,12 @@ func TestWrongUsageIsExitCode2AndSaysWhereToLook(t *testing.T) {
 	check("routes import /nonexistent", "no such file")
 	check("switch start --topic a/b/c --to b --mode teleport", "those that exist are planned")
 	check("switch start --prefix eu- --to b", "names no namespace")
+	check("switch start --namespace acme/orders --to b --percent 0", "--percent 0 is no share")
+	check("switch check --namespace acme/orders --to b --percent NaN", "--percent NaN is no share")
+	check("switch start --namespace acme/orders --to b --percent +Inf", "--percent +Inf is no share")
+	check("switch start --namespace acme/orders --to b --parallel 0", "--parallel 0 would move nothing; write 1 to 64")
+	check("switch start --namespace acme/orders --to b --pace NaN", "is no pace")
+	check("switch start --namespace acme/orders --to b --max-failed NaN%", "is no share")
 	check("switch abort", "needs ID")
 	check("switch start --topics-from - --to b --mode immediate", "names no topic")
 	check("serve", "serve needs --config FILE")
@@ -484,5 +491,70 @@ func TestTheReferenceListsExactlyTheCommandsThereAre(t *testing.T) {
 	walk((&cli{stdout: io.Discard, stderr: io.Discard}).root())
 	if !reflect.DeepEqual(listed, there) {
 		t.Errorf("listed: %v\nthere: %v", listed, there)
+	}
+}
+
+// Lists come out of all kinds of editors.
+func TestAListOfTopicsIsReadAsItWasMeant(t *testing.T) {
+	var topics []string
+	c := &cli{stdin: strings.NewReader("\ufeffacme/orders/t1\r\n\r\n# a comment\r\n  acme/orders/t2\t# another one\r\n\"acme/orders/with blank\"\nacme/orders/t1")}
+	if err := c.topicsFrom("-", &topics); err != nil {
+		t.Fatal(err)
+	}
+	if want := []string{"acme/orders/t1", "acme/orders/t2", "acme/orders/with blank", "acme/orders/t1"}; !slices.Equal(topics, want) {
+		t.Errorf("%q, want %q", topics, want)
+	}
+	s := newShell(t)
+	s.stdin = "acme/orders/t1\nacme/orders/t1 b\n\"open\n\x1b[2J \xff " + strings.Repeat("x", 500)
+	code, _, errs := s.run("switch start --topics-from - --to b")
+	want := `failed: 3 lines of - cannot be read; nothing was changed
+  line 2: acme/orders/t1 b: has 2 columns; write one topic
+  line 3: "open: has an open quote
+  line 4: \x1b[2J \xff ` + strings.Repeat("x", 67) + `…: has 3 columns; write one topic
+remedy: mend them and repeat
+`
+	if code != exitUsage || errs != want {
+		t.Errorf("exit code %d\n%swant\n%s", code, errs, want)
+	}
+	s.stdin = "\ufeffacme b\r\n"
+	s.must("routes import -")
+	if out := s.must("routes export"); out != "acme b 1\n" {
+		t.Errorf("imported: %s", out)
+	}
+}
+
+// A name that is misspelt must not look like one that has moved already.
+func TestAScopeWithoutTopicsIsNotSaidToHaveMoved(t *testing.T) {
+	s := newShell(t)
+	s.listed["a"] = []string{topic1}
+	for _, line := range []string{"--namespace acme/ordres --to b", "--namespace acme/ordres --to a", "--prefix acme/orders/x --to b"} {
+		code, _, errs := s.run("switch start " + line)
+		if code != exitRefused || !strings.Contains(errs, "there is no topic of it") || !strings.Contains(errs, "is the name right?") || strings.Contains(errs, "already") {
+			t.Errorf("%s: exit code %d, %s", line, code, errs)
+		}
+	}
+	code, _, errs := s.run("switch start --prefix acme/orders/t --to a")
+	if code != exitRefused || !strings.Contains(errs, "is on a already") {
+		t.Errorf("exit code %d, %s", code, errs)
+	}
+	if code, out, _ := s.run("routes ls acme/ordres"); code != exitOK || !strings.HasPrefix(out, "no routes within acme/ordres; ") {
+		t.Errorf("exit code %d, %s", code, out)
+	}
+}
+
+// Whoever stops watching must not think that the proxy is gone.
+func TestStoppingToWatchSaysThatTheSwitchGoesOn(t *testing.T) {
+	s := newShell(t)
+	s.must("switch start --topic " + topic1 + " --to b --no-wait")
+	ctx, stop := context.WithCancel(t.Context())
+	stop()
+	var errs bytes.Buffer
+	c := &cli{env: s.env, stdin: strings.NewReader(""), stdout: io.Discard, stderr: &errs, transport: s.net}
+	id := s.newest()
+	if code := c.run(ctx, []string{"switch", "watch", id}); code != exitFailed {
+		t.Errorf("exit code %d", code)
+	}
+	if text := errs.String(); !strings.Contains(text, id+" goes on") || strings.Contains(text, "is a proxy running there") {
+		t.Error(text)
 	}
 }

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"io"
 	"strings"
-	"text/tabwriter"
+	"unicode/utf8"
 
 	"github.com/goccy/go-yaml"
 
@@ -47,13 +47,24 @@ func (c *cli) encode(v any) error {
 	return err
 }
 
-// writeRows aligns columns; the first row is the heading.
+// writeRows aligns columns, also where cells at the end of a row are empty; the first row is the heading.
 func writeRows(w io.Writer, rows [][]string) {
-	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
+	var widths []int
 	for _, r := range rows {
-		fmt.Fprintln(t, strings.TrimRight(strings.Join(r, "\t"), "\t "))
+		for i, cell := range r {
+			if i == len(widths) {
+				widths = append(widths, 0)
+			}
+			widths[i] = max(widths[i], utf8.RuneCountInString(cell))
+		}
 	}
-	_ = t.Flush()
+	for _, r := range rows {
+		var line strings.Builder
+		for i, cell := range r {
+			line.WriteString(cell + strings.Repeat(" ", widths[i]-utf8.RuneCountInString(cell)+2))
+		}
+		fmt.Fprintln(w, strings.TrimRight(line.String(), " "))
+	}
 }
 
 func plural(n int, what string) string {

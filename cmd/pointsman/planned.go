@@ -37,6 +37,9 @@ Here: 0 when all is fine, 3 when there is a blocker or a warning ("verdict" in t
 			if err := c.topicsFrom(from, &r.Topics); err != nil {
 				return err
 			}
+			if err := checkShare(cmd, r.Percent); err != nil {
+				return err
+			}
 			r.DryRun, r.Who = true, c.author()
 			st, err := client.StartSwitch(cmd.Context(), r)
 			if err != nil {
@@ -206,7 +209,7 @@ func refusedBy(checks []switching.Preflight, force bool) error {
 }
 
 // writePreflight shows what was found before a switch, the worst first, and what it would cost.
-func writePreflight(w io.Writer, p switching.Preflight) {
+func writePreflight(w io.Writer, p switching.Preflight, mode switching.Mode) {
 	fmt.Fprintf(w, "%s: from %s to %s, epoch %d: %s\n", p.Topic, p.From, p.To, p.Epoch, p.Verdict)
 	for _, v := range []switching.Verdict{switching.Blocker, switching.Warning, switching.Fine} {
 		for _, f := range p.Findings {
@@ -221,10 +224,16 @@ func writePreflight(w io.Writer, p switching.Preflight) {
 	}
 	f := p.Forecast
 	if f == nil {
-		fmt.Fprintln(w, "  no forecast: the clusters could not be read")
+		fmt.Fprintln(w, "  no forecast: see the blockers")
 		return
 	}
-	fmt.Fprintf(w, "  forecast: publishers wait about %.0f ms; %d messages may come twice; %d entries to be replicated\n", f.HoldMillis, f.Duplicates, f.Unreplicated)
+	todo := fmt.Sprintf("; %s to be replicated", pluralOf(f.Unreplicated, "entry", "entries"))
+	if mode == switching.ModeDrain { // nothing is replicated, but what was published meanwhile is copied on the way back
+		if todo = ""; f.Unreplicated > 0 {
+			todo = fmt.Sprintf("; %s to be copied", pluralOf(f.Unreplicated, "entry", "entries"))
+		}
+	}
+	fmt.Fprintf(w, "  forecast: publishers wait about %.0f ms; %s may come twice%s\n", f.HoldMillis, pluralOf(f.Duplicates, "message", "messages"), todo)
 	fmt.Fprintf(w, "  forecast: %s and %s on %s move; cluster %s gains %s/s in and %s/s out\n", plural(f.Producers, "producer"), plural(f.Consumers, "consumer"),
 		plural(f.Connections, "connection"), p.To, byteSize(f.BytesIn), byteSize(f.BytesOut))
 	writeCarried(w, p.Subscriptions, p.SubscriptionCount)
@@ -347,12 +356,27 @@ func writePlanned(w io.Writer, st admin.SwitchStatus) {
 		fmt.Fprintf(w, "  cluster %s was made to unload the topic, because not every proxy could vouch for what it had sent\n", d.From)
 	}
 	for _, topic := range slices.Sorted(maps.Keys(rc.Tail)) {
-		fmt.Fprintf(w, "  end of %s: %s on %s is %s on %s\n", topic, rc.Tail[topic], d.From, orDash(rc.First[topic]), d.To)
+		fmt.Fprintf(w, "  end of %s: %s\n", topic, endText(d.Record, topic))
 	}
 	writeCarried(w, rc.Subscriptions, rc.SubscriptionCount)
 	if rc.Verified != "" {
 		fmt.Fprintln(w, "  verified:", rc.Verified)
 	}
+}
+
+// endText says where a partition ended on both clusters.
+func endText(r switching.Record, topic string) string {
+	old, now := r.Receipt.Tail[topic], r.Receipt.First[topic]
+	switch {
+	case r.Mode == switching.ModeDrain:
+		if strings.HasSuffix(now, ":-1") {
+			now = "nothing"
+		}
+		return fmt.Sprintf("%s on %s when it moved, and %s on %s", old, r.From, orDash(now), r.To)
+	case now == "":
+		return fmt.Sprintf("%s on %s", old, r.From)
+	}
+	return fmt.Sprintf("%s on %s is %s on %s", old, r.From, now, r.To)
 }
 
 // ackText is what a proxy has reported.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -8,6 +9,8 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/goccy/go-yaml"
 	"github.com/spf13/cobra"
@@ -167,6 +170,10 @@ func (c *cli) routesList() *cobra.Command {
 				return err
 			}
 			return c.print(list, func(w io.Writer) {
+				if len(list.Routes) == 0 {
+					fmt.Fprintln(w, noRoutes(q))
+					return
+				}
 				writeRoutes(w, list.Routes)
 				if len(list.Routes) < list.Total && len(list.Routes) > 0 {
 					fmt.Fprintf(w, "%d of %d; for more add --limit N or --after %s\n", len(list.Routes), list.Total, list.Routes[len(list.Routes)-1].Name)
@@ -181,11 +188,16 @@ func (c *cli) routesList() *cobra.Command {
 	return cmd
 }
 
-func writeRoutes(w io.Writer, routes []admin.Route) {
-	if len(routes) == 0 {
-		fmt.Fprintln(w, "no routes")
-		return
+// noRoutes says what there is none of.
+func noRoutes(q admin.RouteQuery) string {
+	text := "no routes" + ifSet(" within ", q.Within) + ifSet(" to cluster ", q.Cluster) + ifSet(" behind ", q.After)
+	if text != "no routes" {
+		text += "; `pointsman routes ls` has all, `pointsman explain TOPIC` tells what decides for a topic"
 	}
+	return text
+}
+
+func writeRoutes(w io.Writer, routes []admin.Route) {
 	rows := [][]string{{"NAME", "CLUSTER", "EPOCH", "STATE", "SWITCH"}}
 	for _, r := range routes {
 		rows = append(rows, []string{r.Name, orDash(r.Cluster), strconv.FormatUint(r.Epoch, 10), r.State, orDash(r.SwitchID)})
@@ -273,12 +285,13 @@ func (c *cli) read(name string) ([]byte, error) {
 	if name != "-" {
 		f, err := os.Open(name)
 		if err != nil {
-			return nil, usage("%w", err)
+			return nil, usage("%w; name a readable file, or - for standard input", err)
 		}
 		defer f.Close()
 		in = f
 	}
 	text, err := io.ReadAll(io.LimitReader(in, most+1))
+	text = bytes.TrimPrefix(text, []byte("\ufeff")) // as editors on Windows put in front
 	if err == nil && len(text) > most {
 		err = fmt.Errorf("is above %d bytes; split it", most)
 	}
@@ -307,7 +320,7 @@ func parseImport(name string, text []byte) ([]admin.ImportItem, error) {
 	d := json.NewDecoder(strings.NewReader(string(text)))
 	d.DisallowUnknownFields()
 	if err := d.Decode(&f); err != nil {
-		return nil, usage("%s is not a list of routes: %w", name, err)
+		return nil, usage("%s is not a list of routes: %w; write {\"routes\": [{\"name\": …, \"cluster\": …}]}", name, err)
 	}
 	for i := range f.Routes {
 		f.Routes[i].Line = i + 1
@@ -332,11 +345,11 @@ func parseLines(text string) ([]admin.ImportItem, error) {
 			err = fmt.Errorf("has %s; write NAME CLUSTER [EPOCH]", plural(len(fields), "column"))
 		case len(fields) == 3:
 			if item.Epoch, err = strconv.ParseUint(fields[2], 10, 64); err != nil {
-				err = fmt.Errorf("the third column, %q, is not an epoch; write a number or leave it out", fields[2])
+				err = fmt.Errorf("the third column, %s, is not an epoch; write a number or leave it out", shown(fields[2]))
 			}
 		}
 		if err != nil {
-			faults = append(faults, admin.Detail{Line: line, Name: strings.TrimSpace(raw), Problem: err.Error()})
+			faults = append(faults, admin.Detail{Line: line, Name: shown(raw), Problem: err.Error()})
 			continue
 		}
 		item.Name, item.Cluster = fields[0], fields[1]
@@ -382,4 +395,17 @@ func quoteField(s string) string {
 		return strconv.Quote(s)
 	}
 	return s
+}
+
+// shown is a line of a file in an error: whole unless it is long, and quoted when a terminal would not show it as it is.
+func shown(line string) string {
+	const most = 80
+	line = strings.TrimSpace(line)
+	if !utf8.ValidString(line) || strings.ContainsFunc(line, func(r rune) bool { return r != '\t' && !unicode.IsPrint(r) }) {
+		line = strings.Trim(strconv.QuoteToASCII(line), `"`)
+	}
+	if runes := []rune(line); len(runes) > most {
+		line = string(runes[:most]) + "…"
+	}
+	return line
 }

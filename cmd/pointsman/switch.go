@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -94,6 +95,9 @@ Failover mode does not promise:
 			if err := c.topicsFrom(from, &r.Topics); err != nil {
 				return err
 			}
+			if err := checkShare(cmd, r.Percent); err != nil {
+				return err
+			}
 			if err := batch.into(cmd, &r.BatchOptions); err != nil {
 				return err
 			}
@@ -137,15 +141,26 @@ func (c *cli) topicsFrom(file string, topics *[]string) error {
 	if err != nil {
 		return err
 	}
-	for line := range strings.Lines(string(text)) {
-		if fields, err := splitFields(line); err != nil || len(fields) > 1 {
-			return usage("%s: the line %q is not one topic", file, strings.TrimSpace(line))
-		} else if len(fields) == 1 {
-			*topics = append(*topics, fields[0])
+	var faults []admin.Detail
+	named := len(*topics)
+	line := 0
+	for raw := range strings.Lines(string(text)) {
+		line++
+		fields, err := splitFields(raw)
+		if err == nil && len(fields) > 1 {
+			err = fmt.Errorf("has %s; write one topic", plural(len(fields), "column"))
 		}
+		if err != nil {
+			faults = append(faults, admin.Detail{Line: line, Name: shown(raw), Problem: err.Error()})
+			continue
+		}
+		*topics = append(*topics, fields...)
 	}
-	if len(*topics) == 0 {
-		return usage("%s names no topic", file)
+	if len(faults) > 0 {
+		return &admin.Error{Code: admin.CodeBadRequest, Message: fmt.Sprintf("%s of %s cannot be read; nothing was changed", plural(len(faults), "line"), file), Remedy: "mend them and repeat", Details: faults}
+	}
+	if len(*topics) == named {
+		return usage("%s names no topic; write one a line (blank lines and what follows a # are left out)", file)
 	}
 	return nil
 }
@@ -163,7 +178,11 @@ func (c *cli) started(ctx context.Context, client *admin.Client, st admin.Switch
 	}
 	if c.output == formatTable {
 		writeAccepted(c.stderr, st.Preflights)
-		fmt.Fprintf(c.stderr, "switch %s started; Ctrl-C stops the watching, not the switch\n", st.ID)
+		what := "switch"
+		if st.Batch != nil {
+			what = "batch"
+		}
+		fmt.Fprintf(c.stderr, "%s %s is under way; Ctrl-C stops the watching, not the %s\n", what, st.ID, what)
 	}
 	if !switching.Mode(st.Mode).Driven() {
 		return c.watch(ctx, client, st.ID, st.Total > 1, admin.SwitchStatus{}) // the proxy tells all of it again
@@ -306,6 +325,10 @@ func writeSwitch(w io.Writer, st admin.SwitchStatus) {
 	case st.ID != "":
 		fmt.Fprintf(w, "switch %s to %s, %s: %s\n", st.ID, st.To, st.Mode, st.State)
 		fmt.Fprintf(w, "moved %d%s, ended %d\n", st.Flipped, ofTotal(st.Total), st.Ended)
+		if len(st.Switches) > 0 {
+			d := st.Switches[0]
+			fmt.Fprintln(w, asked(d.Who, d.Why, d.Started, d.Ended))
+		}
 	}
 	writeFailover(w, st)
 	fine := 0
@@ -315,11 +338,11 @@ func writeSwitch(w io.Writer, st admin.SwitchStatus) {
 			continue
 		}
 		if st.State == "planned" {
-			writePreflight(w, p)
+			writePreflight(w, p, switching.Mode(st.Mode))
 		}
 	}
 	if st.Batch != nil && len(st.Preflights) > 0 {
-		fmt.Fprintf(w, "%d of the %d topics that were looked at: all fine\n", fine, len(st.Preflights))
+		fmt.Fprintf(w, "%d of the %d topics that were looked at are fine\n", fine, len(st.Preflights))
 	}
 	switch {
 	case len(st.Switches) > 0 && planned:
@@ -352,7 +375,14 @@ func writeSwitch(w io.Writer, st admin.SwitchStatus) {
 		fmt.Fprintf(w, "clients of proxy %s that would move: %s, %s\n", p.Proxy, plural(p.Producers, "producer"), plural(p.Consumers, "consumer"))
 	}
 	for _, d := range st.Skipped {
-		fmt.Fprintln(w, "skipped:", detailLine(d))
+		word := "skipped:"
+		if d.Code == admin.CodePreflight {
+			word, d.Verdict = "blocked:", ""
+		}
+		fmt.Fprintln(w, word, detailLine(d))
+	}
+	if i := slices.IndexFunc(st.Skipped, func(d admin.Detail) bool { return d.Code == admin.CodePreflight && strings.HasSuffix(d.Problem, "…") }); i >= 0 {
+		fmt.Fprintf(w, "the whole of it, with the remedy: pointsman switch check --topic %s --to %s --mode %s\n", st.Skipped[i].Name, st.To, st.Mode)
 	}
 	for _, d := range st.Failed {
 		fmt.Fprintln(w, "failed:", detailLine(d))
@@ -364,6 +394,15 @@ func writeSwitch(w io.Writer, st admin.SwitchStatus) {
 		fmt.Fprintf(w, "%s mode promises:\n%s", st.Mode, bullets(st.Promised))
 	}
 	fmt.Fprintf(w, "%s mode does not promise:\n%s", st.Mode, bullets(st.NotPromised))
+}
+
+// asked is who has asked for a switch, when and why, and when it was over.
+func asked(who, why string, started, ended time.Time) string {
+	text := fmt.Sprintf("asked for by %s at %s", cmp.Or(who, "somebody"), stamp(started))
+	if !ended.IsZero() {
+		text += ", over at " + stamp(ended)
+	}
+	return text + ifSet(": ", why)
 }
 
 func bullets(lines []string) string {

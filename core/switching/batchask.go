@@ -1,5 +1,10 @@
 package switching
 
+import "errors"
+
+// ErrTooManyTopics: a request is for more than MaxBatchTopics.
+var ErrTooManyTopics = errors.New("more than one batch moves")
+
 // BatchRequest says which topics a batch is to move: those named, or those of a namespace, of a prefix, or a share of these.
 type BatchRequest struct {
 	To     string

@@ -230,10 +230,13 @@ type Failover struct {
 	// Late are the ids of switches whose proxies have not all reported in time, at most MaxFailed.
 	Late []string `json:"late,omitempty"`
 	// Created is how many subscriptions were made on To, Again how many entries they deliver from the oldest one on, and Backlog how many entries were
-	// last seen unreplicated, over all topics.
-	Created int   `json:"created"`
-	Again   int64 `json:"again"`
-	Backlog int64 `json:"backlog"`
+	// last seen unreplicated, over all topics. Unreplicated is how many topics had no replication to To, which has none of their messages, and Unknown
+	// of how many nothing was ever seen: of these Backlog says nothing.
+	Created      int   `json:"created"`
+	Again        int64 `json:"again"`
+	Backlog      int64 `json:"backlog"`
+	Unreplicated int   `json:"unreplicated,omitempty"`
+	Unknown      int   `json:"unknown,omitempty"`
 }
 
 // FailoverID makes the id of an order: it sorts by time and can be read out over a telephone.

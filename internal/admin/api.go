@@ -34,7 +34,7 @@ const (
 	CodeProxyLive        Code = "proxy_live"        // 409: the proxy to be forgotten is alive
 	CodeAlreadyThere     Code = "already_there"     // 409: nothing would move
 	CodeConflict         Code = "conflict"          // 409: somebody else changed the map meanwhile
-	CodeClusterDown      Code = "cluster_down"      // 409: the target does not answer
+	CodeClusterDown      Code = "cluster_down"      // 409: a cluster that has to answer does not
 	CodeNoNamespace      Code = "no_namespace"      // 409: the target lacks the namespace
 	CodeClusterUp        Code = "cluster_up"        // 409: the cluster of a failover is not dead
 	CodeSubscriptions    Code = "subscriptions"     // 409: the target lacks subscriptions, and they cannot be made there
@@ -278,7 +278,7 @@ type SwitchRequest struct {
 	Topics    []string `json:"topics,omitempty"`
 	Namespace string   `json:"namespace,omitempty"`
 	To        string   `json:"to"`
-	Mode      string   `json:"mode"`            // planned (also when empty) or immediate
+	Mode      string   `json:"mode"`            // planned (also when empty), drain, immediate or failover
 	Force     bool     `json:"force,omitempty"` // planned: in spite of warnings, never of blockers
 	DryRun    bool     `json:"dry_run,omitempty"`
 	// From is the cluster that is dead; failover mode: alone it stands for everything that is mapped to it.

@@ -149,12 +149,15 @@ func (s *Server) startStored(ctx context.Context, r *SwitchRequest, mode switchi
 	}
 	plan, err := s.planTopics(ctx, req)
 	if err != nil {
-		return nil, err
+		return nil, unplanned(err, r.To)
 	}
 	if len(plan.Gone) > 0 {
 		return nil, &Error{Code: CodeBadName, Message: fmt.Sprintf("%d topics are mapped nowhere, so there is nothing to move, as %s", len(plan.Gone), plan.Gone[0]), Remedy: fmt.Sprintf("`pointsman routes set %s %s`", plan.Gone[0], r.To)}
 	}
-	if len(plan.Items) == 0 && !(req.Whole() && len(plan.There) > 0) {
+	if len(plan.Items) == 0 && len(plan.There) == 0 {
+		return nil, nothingFound(req, scope, r.Percent)
+	}
+	if len(plan.Items) == 0 && !req.Whole() {
 		return nil, &Error{
 			Code: CodeAlreadyThere, Message: fmt.Sprintf("nothing to move: all of it (%s) is on %s already", scope, r.To), Remedy: "`pointsman explain TOPIC` tells why", Details: thereDetails(plan.There, r.To),
 		}
@@ -192,6 +195,32 @@ func (s *Server) startStored(ctx context.Context, r *SwitchRequest, mode switchi
 	}
 	st.Skipped = append(thereDetails(plan.There, r.To), st.Skipped...)
 	return st, nil
+}
+
+// unplanned says what is wrong when the topics of a batch cannot be named: what is not the map store's trouble is that of the cluster that has them.
+func unplanned(err error, to string) error {
+	var said *Error
+	switch {
+	case errors.Is(err, switching.ErrTooManyTopics):
+		return &Error{Code: CodeBadRequest, Message: err.Error()}
+	case errors.As(err, &said), errors.Is(err, store.ErrUnavailable), errors.Is(err, store.ErrClosed), errors.Is(err, store.ErrNotFound):
+		return err
+	}
+	return &Error{Code: CodeClusterDown, Message: "the topics cannot be listed: " + err.Error(), Remedy: "mend that, and try again; when that cluster is dead, `pointsman switch start --mode failover --from CLUSTER --to " + to + " --dry-run`"}
+}
+
+// nothingFound refuses a request for which there are no topics at all: most often its name is wrong.
+func nothingFound(req switching.BatchRequest, scope string, percent float64) *Error {
+	e := &Error{
+		Code: CodeAlreadyThere, Message: fmt.Sprintf("nothing to move: there is no topic of it (%s), neither in the map nor on the cluster that its namespace is mapped to", scope),
+		Remedy: fmt.Sprintf("is the name right? `pointsman routes ls %s` and `pulsar-admin topics list %s` name what there is; for topics that are still to come, `pointsman routes set %s %s`", req.Namespace, req.Namespace, req.Namespace, req.To),
+	}
+	if percent > 0 && percent < 100 {
+		e.Remedy = "name a larger share: one of few topics may have none; and is the name right?"
+	} else if req.Prefix != "" {
+		e.Remedy = fmt.Sprintf("is the name right? `pointsman routes ls %s` and `pulsar-admin topics list %s` name what there is", req.Namespace, req.Namespace)
+	}
+	return e
 }
 
 func thereDetails(names []string, to string) []Detail {
@@ -282,10 +311,10 @@ func (s *Server) writeBatch(ctx context.Context, b *switching.Batch, items []swi
 }
 
 // guardBatches refuses topics that a batch under way, other than the one named, has still to move.
-func (s *Server) guardBatches(ctx context.Context, names map[string]bool, except string) (busy []Detail, err error) {
+func (s *Server) guardBatches(ctx context.Context, names map[string]bool, except string) (busy []Detail, ids []string, err error) {
 	running, err := s.store.RunningBatches(ctx)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	for _, b := range running {
 		if b.ID == except {
@@ -295,17 +324,18 @@ func (s *Server) guardBatches(ctx context.Context, names map[string]bool, except
 		if errors.Is(err, store.ErrNotFound) {
 			continue
 		} else if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		for _, p := range parts {
 			for _, it := range p.Items {
 				if names[it.Topic] && it.State != switching.ItemMoved && it.State != switching.ItemSkipped && len(busy) < maxDetails {
 					busy = append(busy, Detail{Name: it.Topic, Code: CodeSwitching, Problem: fmt.Sprintf("batch %s of %s to %s, which is %s, has it", b.ID, cmp.Or(b.Who, "somebody"), b.To, b.Shown())})
+					ids = append(ids, b.ID)
 				}
 			}
 		}
 	}
-	return busy, nil
+	return busy, ids, nil
 }
 
 // storedBatch reads a batch; ok is false when there is none of that id.

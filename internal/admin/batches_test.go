@@ -1,6 +1,8 @@
 package admin_test
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"sync"
@@ -13,6 +15,7 @@ import (
 	"pointsman/internal/admin"
 	"pointsman/internal/admin/admintest"
 	"pointsman/internal/controller"
+	"pointsman/store"
 )
 
 // orders are n topics of namespace acme/orders on cluster a.
@@ -164,6 +167,31 @@ func TestABatchIsPausedAndAbortedByItsOperator(t *testing.T) {
 	})
 }
 
+// Who asks for a namespace of a dead cluster must not be told to look for a fault of the proxy, or to wait for the map store.
+func TestTopicsThatCannotBeListedAreTheClustersFault(t *testing.T) {
+	r := newRig(t, "p1")
+	for _, c := range []struct {
+		err  error
+		code admin.Code
+		text string
+	}{
+		{errors.New("cluster a: GET /admin/v2/persistent/acme/orders: connection refused"), admin.CodeClusterDown, "--mode failover"},
+		{fmt.Errorf("cluster a: %w", context.DeadlineExceeded), admin.CodeClusterDown, "--mode failover"},
+		{fmt.Errorf("100001 topics are %w", switching.ErrTooManyTopics), admin.CodeBadRequest, "more than one batch moves"},
+		{fmt.Errorf("syncing: %w", store.ErrUnavailable), admin.CodeStoreUnavailable, "until the map store is back"},
+	} {
+		s := admin.New(admin.Config{Store: r.stores["p1"], Proxy: r.proxies["p1"], Check: r.proxies["p1"].Check, PeerTransport: r.net, Plan: func(context.Context, switching.BatchRequest) (switching.BatchPlan, error) {
+			return switching.BatchPlan{}, c.err
+		}})
+		r.net.Add("p1:7780", s.Handler())
+		_, err := r.client("p1").StartSwitch(t.Context(), namespaced(nil))
+		refused(t, err, c.code, c.text)
+		if err := s.Shutdown(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // SW-16.
 func TestATopicOfABatchIsRefusedToOthersNamingIt(t *testing.T) {
 	r := newRig(t, "p1", "p2") // nobody leads
@@ -173,6 +201,7 @@ func TestATopicOfABatchIsRefusedToOthersNamingIt(t *testing.T) {
 		_, err := r.client("p2").StartSwitch(t.Context(), req)
 		t.Log(what)
 		refused(t, err, admin.CodeSwitching, "batch "+st.ID+" of ann@ops to b, which is checking, has it")
+		refused(t, err, admin.CodeSwitching, "`pointsman switch abort "+st.ID+"`")
 	}
 	must(t)(r.client("p2").StartSwitch(t.Context(), plan("c", topic1)))
 	// Of several at once at most one begins.

@@ -188,7 +188,12 @@ func (c *Client) wait(ctx context.Context, id string, seen func(SwitchStatus), e
 	var last SwitchStatus
 	for pause := often; ; pause = min(2*pause, rarely) {
 		st, err := c.Switch(ctx, id)
-		if err != nil {
+		switch {
+		case err != nil && ctx.Err() != nil:
+			return st, stoppedWatching(ctx, id)
+		case err != nil && last.ID != "" && errors.Is(err, ErrNoAnswer):
+			return st, fmt.Errorf("%s goes on, but this proxy does not tell of it any more: ask another one: %w", id, err)
+		case err != nil:
 			return st, err
 		}
 		if seen != nil && progress(st) != progress(last) {
@@ -200,10 +205,18 @@ func (c *Client) wait(ctx context.Context, id string, seen func(SwitchStatus), e
 		}
 		select {
 		case <-ctx.Done():
-			return st, fmt.Errorf("still running after the time allowed; look again with `pointsman switch status %s`: %w", id, ctx.Err())
+			return st, stoppedWatching(ctx, id)
 		case <-time.After(pause):
 		}
 	}
+}
+
+// stoppedWatching is why a wait has ended before what was waited for.
+func stoppedWatching(ctx context.Context, id string) error {
+	if errors.Is(ctx.Err(), context.Canceled) {
+		return fmt.Errorf("the watching was stopped, and %s goes on: `pointsman switch watch %s` again, or end it with `pointsman switch abort %s`: %w", id, id, id, ctx.Err())
+	}
+	return fmt.Errorf("%s is still running after the time allowed; look again with `pointsman switch status %s`: %w", id, id, ctx.Err())
 }
 
 // Salvage lists what the old cluster of a switch holds that the new one never got: limit messages behind after, the Next of an answer before; "" for the first ones.

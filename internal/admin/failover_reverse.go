@@ -66,7 +66,7 @@ func (s *Server) reverseFailover(ctx context.Context, o switching.Failover, r *S
 		}
 		req.Namespace = scopeName(rules[0])
 	default:
-		return nil, manyRules(o, rules)
+		return nil, manyRules(o, rules, topics, func(scope string) string { return others(p, scope, o.To, own) })
 	}
 	targets, err := switchTargets(req)
 	if err != nil {
@@ -75,8 +75,8 @@ func (s *Server) reverseFailover(ctx context.Context, o switching.Failover, r *S
 	return s.startStored(ctx, req, switching.ModePlanned, targets)
 }
 
-// manyRules says how what more than one rule has moved goes back.
-func manyRules(o switching.Failover, rules []string) *Error {
+// manyRules says how what more than one rule has moved goes back. stays names a topic of a namespace that was on the new cluster before.
+func manyRules(o switching.Failover, rules, topics []string, stays func(scope string) string) *Error {
 	e := &Error{
 		Code: CodeConflict, Message: fmt.Sprintf("failover %s moved more than one namespace: it goes back step by step", o.ID),
 		Remedy: "run these, each with --dry-run first; `pointsman switch salvage " + o.ID + "` should be empty before",
@@ -85,11 +85,18 @@ func manyRules(o switching.Failover, rules []string) *Error {
 		d := Detail{Name: target{scope: scope}.name()}
 		if scopeKind(scope) == "namespace" {
 			d.Problem = fmt.Sprintf("`pointsman switch start --namespace %s --to %s`", scopeName(scope), o.From)
+			if name := stays(scope); name != "" {
+				d.Problem = fmt.Sprintf("`pointsman switch start --to %s --topics-from FILE` with what is to go back: %s was on %s before", o.From, name, o.To)
+			}
+			topics = slices.DeleteFunc(topics, func(base string) bool { return within(base, scope) })
 		} else {
 			d.Problem = fmt.Sprintf("`pointsman switch start --namespace NAMESPACE --to %s` for each namespace that it decides; then, for names that nobody uses yet, `pointsman routes set '%s' %s`",
 				o.From, target{scope: scope}.name(), o.From)
 		}
 		e.Details = append(e.Details, d)
+	}
+	for _, name := range topics {
+		e.Details = append(e.Details, Detail{Name: name, Problem: fmt.Sprintf("`pointsman switch start --topic %s --to %s`", name, o.From)})
 	}
 	e.Details = e.Details[:min(len(e.Details), maxDetails)]
 	return e

@@ -138,7 +138,7 @@ func (r *failoverRun) resume(ctx context.Context) error {
 	}
 	o.Failed, o.FailedCount, o.Late = nil, 0, nil
 	if len(records) >= o.Moved { // else there are more than are read, and what the last leader has counted is the best that is known
-		o.Moved, o.Done, o.Created, o.Again, o.Backlog = 0, 0, 0, 0, 0
+		o.Moved, o.Done, o.Created, o.Again, o.Backlog, o.Unreplicated, o.Unknown = 0, 0, 0, 0, 0, 0, 0
 	} else {
 		records = slices.DeleteFunc(records, func(rec switching.Record) bool { return rec.State != switching.StateEvicting })
 		o.Moved = max(0, o.Moved-len(records))
@@ -168,6 +168,7 @@ func (r *failoverRun) count(rec *switching.Record) {
 	o.Moved++
 	if f := rec.Failover; f != nil {
 		o.Created, o.Again, o.Backlog = o.Created+f.Created, o.Again+f.Again, o.Backlog+f.Backlog
+		o.Unreplicated, o.Unknown = o.Unreplicated+f.Unreplicated, o.Unknown+f.Unknown
 	}
 	if rec.State == switching.StateDone {
 		o.Done++

@@ -520,11 +520,14 @@ func TestAFailoverIsReversedByItsID(t *testing.T) {
 			t.Errorf("a namespace: %+v, %v", st, err)
 		}
 		// Everything: step by step, and the error says which.
+		r.set("persistent://acme/single/x", "a") // and what goes back by name
+		r.listed["b"] = append(r.listed["b"], "persistent://acme/single/x")
 		all := move(func(*admin.SwitchRequest) {})
 		_, err = reverse(all)
 		refused(t, err, admin.CodeConflict, "step by step")
 		var e *admin.Error
-		if !errors.As(err, &e) || len(e.Details) != 1 || e.Details[0].Name != "*" || !strings.Contains(e.Details[0].Problem, "routes set '*' a") {
+		if !errors.As(err, &e) || len(e.Details) != 2 || e.Details[0].Name != "*" || !strings.Contains(e.Details[0].Problem, "routes set '*' a") ||
+			e.Details[1].Problem != "`pointsman switch start --topic persistent://acme/single/x --to a`" {
 			t.Errorf("details = %+v", e)
 		}
 		// What has moved on is not moved back.

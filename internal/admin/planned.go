@@ -183,13 +183,14 @@ func (s *Server) guardRunning(ctx context.Context, names []string, except string
 	for _, name := range names {
 		topics[name] = true
 	}
-	busy, err := s.guardBatches(ctx, topics, except)
+	busy, ids, err := s.guardBatches(ctx, topics, except)
 	if err != nil {
 		return err
 	}
 	for _, rec := range records {
 		if topics[rec.Topic] && rec.ID != except && (rec.Batch == "" || rec.Batch != except) && rec.Mode.Driven() {
 			busy = append(busy, Detail{Name: rec.Topic, Code: CodeSwitching, Problem: fmt.Sprintf("switch %s of %s from %s to %s is %s", rec.ID, cmp.Or(rec.Who, "somebody"), rec.From, rec.To, rec.State)})
+			ids = append(ids, rec.ID)
 		}
 	}
 	if len(busy) == 0 {
@@ -199,7 +200,14 @@ func (s *Server) guardRunning(ctx context.Context, names []string, except string
 	if len(busy) > 1 {
 		message = fmt.Sprintf("%d of the topics have a switch under way, the first is %s: %s", len(busy), busy[0].Name, busy[0].Problem)
 	}
-	return &Error{Code: CodeSwitching, Message: message, Remedy: "wait for its end (`pointsman switch watch ID`), or end it (`pointsman switch abort ID`)", Details: busy}
+	id := ids[0]
+	if slices.ContainsFunc(ids, func(other string) bool { return other != id }) {
+		id = "ID"
+	}
+	return &Error{
+		Code: CodeSwitching, Message: message, Details: busy,
+		Remedy: fmt.Sprintf("wait for its end (`pointsman switch watch %s`; if it is paused, `pointsman switch resume %s` first), or end it (`pointsman switch abort %s`)", id, id, id),
+	}
 }
 
 // check runs the preflights of all moves.

@@ -36,7 +36,7 @@ func (s *Server) handleSalvage(ctx context.Context, r *http.Request) (any, error
 	from, to := records[0].From, records[0].To
 	for _, c := range s.proxy.Clusters() {
 		if c.Name == from && c.Health == HealthDown {
-			return nil, &Error{Code: CodeClusterDown, Message: fmt.Sprintf("cluster %s does not answer: %s", from, c.Detail), Remedy: "what it holds can be told when it is back; what was known of it is in `pointsman switch status`"}
+			return nil, &Error{Code: CodeClusterDown, Message: fmt.Sprintf("cluster %s does not answer: %s", from, c.Detail), Remedy: fmt.Sprintf("what it holds can be told when it is back; what was known of it says `pointsman switch status %s`", r.PathValue("id"))}
 		}
 	}
 	request := switching.SalvageRequest{From: from, To: to, Limit: limit, After: r.URL.Query().Get("after")}

@@ -42,6 +42,9 @@ func (s *Server) handleExplain(ctx context.Context, r *http.Request) (any, error
 	default:
 		s.explainLookup(ctx, &x)
 	}
+	if !strings.Contains(asked, "/") {
+		note("a name without / is a topic of public/default, for clients too; which route a tenant has tells `pointsman routes get %s`", asked)
+	}
 	if d.Drain != "" {
 		note("%s", drainNote(d))
 	}
@@ -222,7 +225,7 @@ func (s *Server) handleForget(ctx context.Context, r *ForgetRequest) (any, error
 	case errors.Is(err, store.ErrLive):
 		return nil, &Error{Code: CodeProxyLive, Message: fmt.Sprintf("proxy %s is alive", r.ID), Remedy: "stop it first: a proxy that stops in order takes itself off the roster"}
 	case errors.Is(err, store.ErrNotFound):
-		return nil, &Error{Code: CodeNotFound, Message: fmt.Sprintf("no proxy %q is on the roster", r.ID), Remedy: "see pointsman proxies ls"}
+		return nil, &Error{Code: CodeNotFound, Message: fmt.Sprintf("no proxy %q is on the roster", r.ID), Remedy: "look at `pointsman proxies ls`"}
 	case err != nil:
 		return nil, err
 	}

@@ -96,6 +96,8 @@ func switchTargets(r *SwitchRequest) ([]target, error) {
 	switch {
 	case r.To == "":
 		return nil, &Error{Code: CodeBadRequest, Message: "no target cluster is named", Remedy: "add --to CLUSTER"}
+	case r.From != "" && r.Mode != string(switching.ModeFailover):
+		return nil, &Error{Code: CodeBadRequest, Message: fmt.Sprintf("--from %s is for --mode failover: in the others the map says where a topic is", r.From), Remedy: "leave it out, and name --topic, --topics-from or --namespace; or, when the cluster is dead, add --mode failover"}
 	case (len(r.Topics) > 0) == (r.Namespace != "" || r.Prefix != ""):
 		return nil, &Error{Code: CodeBadRequest, Message: "a switch moves either topics or one namespace", Remedy: "name --topic (repeatable), --topics-from FILE, or --namespace TENANT/NAMESPACE (or --prefix)"}
 	case r.Mode == string(switching.ModeImmediate) && (r.Prefix != "" || r.Percent != 0):

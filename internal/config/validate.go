@@ -215,7 +215,7 @@ func (v *validator) failover(path, name string, f *Failover, names []string) {
 	case f.To == name:
 		v.fault(path+".to", f.To, "is the cluster itself", "name another one")
 	case !slices.Contains(names, f.To):
-		v.fault(path+".to", f.To, "is not among the clusters", didYouMean(f.To, names)+"add it under clusters")
+		v.fault(path+".to", f.To, "is not among the clusters", didYouMean(f.To, slices.DeleteFunc(slices.Clone(names), func(other string) bool { return other == name }))+"add it under clusters")
 	}
 	if f.After != 0 {
 		v.duration(path+".after", f.After, time.Second, 24*time.Hour)

@@ -127,7 +127,7 @@ func (c *Controller) PlanBatch(ctx context.Context, r switching.BatchRequest) (s
 	}
 	plan.From = slices.Sorted(maps.Keys(from))
 	if len(topics) > switching.MaxBatchTopics {
-		return plan, fmt.Errorf("%d topics are more than the %d that one batch moves: name a share of them with --percent or --prefix", len(topics), switching.MaxBatchTopics)
+		return plan, fmt.Errorf("%d topics are %w, %d: name a share of them with --percent or --prefix", len(topics), switching.ErrTooManyTopics, switching.MaxBatchTopics)
 	}
 	known, together := c.neighbours(ctx, table, topics, all, r, &plan)
 	plan.Items = switching.OrderBatch(topics, together)
