@@ -79,7 +79,10 @@ func (f *fakeTopic) ReadBack(ctx context.Context) (string, error) {
 func (f *fakeTopic) Since(ctx context.Context, _ string) (string, []switching.Publisher, error) {
 	return f.foreign, f.publishers, f.call(ctx, "since")
 }
-func (f *fakeTopic) Verify(ctx context.Context, _ string) (Verified, error) {
+func (f *fakeTopic) Verify(ctx context.Context, tail string) (Verified, error) {
+	if tail != base+"=7:41" {
+		return Verified{}, fmt.Errorf("the tail is %q", tail)
+	}
 	return Verified{Tail: map[string]string{base: "7:41"}, First: map[string]string{base: "9:41"}, Text: "all there"}, f.call(ctx, "verify")
 }
 func (f *fakeTopic) Close() {}
@@ -381,6 +384,9 @@ func TestALeaderThatDiesAtAnyStepIsSucceeded(t *testing.T) {
 					case rec.State == switching.StateDone && e.Cluster == "b" && e.State == route.StateActive && e.Epoch == 1:
 						if rec.Receipt == nil || rec.Receipt.HoldMillis <= 0 {
 							t.Error("the receipt does not tell how long the topic was fenced")
+						}
+						if rec.Receipt != nil && rec.Receipt.Verified != "all there" {
+							t.Errorf("whoever comes after the flip does not know where the old cluster ended: %s", rec.Receipt.Verified)
 						}
 					case rec.State == switching.StateAborted && e.Cluster == "a" && e.State == route.StateActive && e.Epoch == 0:
 						t.Errorf("aborted without need: %s", rec.Note)

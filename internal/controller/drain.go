@@ -199,8 +199,7 @@ func subscriptionsOf(carried []switching.Carried) []string {
 func tailsOf(tail string) ([]route.Tail, error) {
 	var tails []route.Tail
 	for line := range strings.SplitSeq(tail, "\n") {
-		_, at, _ := strings.Cut(line, "=")
-		p, err := pulsaradmin.ParsePosition(at)
+		p, err := pulsaradmin.ParsePosition(line[strings.LastIndexByte(line, '=')+1:]) // a name may have one
 		if err != nil {
 			return nil, err
 		}

@@ -147,7 +147,7 @@ func (s *survey) drainSubscriptions() (found []switching.Finding) {
 		switch {
 		case r.Drained():
 		case len(r.Consumers) == 0:
-			found = append(found, warning(itemSubscriptions, fmt.Sprintf("start its consumers; or, when nobody needs it, `pulsar-admin topics unsubscribe -s %s`, on cluster %s; or accept that the switch stays open until then", r.Name, s.req.From),
+			found = append(found, warning(itemSubscriptions, fmt.Sprintf("start its consumers; or, when nobody needs it, `pulsar-admin topics unsubscribe -s %s %s`, on cluster %s; or accept that the switch stays open until then", r.Name, s.req.Topic, s.req.From),
 				"subscription %q has %s left on cluster %s, and no consumer: it stays there until somebody consumes them", r.Name, entries(r.Backlog), s.req.From))
 		}
 	}

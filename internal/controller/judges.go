@@ -185,17 +185,16 @@ func (s *survey) judgeClusters() (found []switching.Finding) {
 		err   error
 	}{{s.req.From, s.from, s.fromErr}, {s.req.To, s.to, s.toErr}} {
 		f := side.facts
-		n := strings.TrimPrefix(s.req.Topic, "persistent://")
-		namespace := n[:max(0, strings.LastIndex(n, "/"))]
-		tenant, _, _ := strings.Cut(n, "/")
+		namespace := namespaceOf(s.req.Topic)
+		tenant, _, _ := strings.Cut(namespace, "/")
 		switch {
 		case errors.Is(side.err, pulsaradmin.ErrForbidden):
 			found = append(found, blocker(itemClusters, fmt.Sprintf("give clusters.%s.controller_token_file the token of a role that administers tenant %s there and may consume", side.name, tenant),
 				"cluster %s does not accept the controller's credentials: %v", side.name, side.err))
 		case pulsaradmin.Unanswered(side.err):
-			found = append(found, blocker(itemClusters, mend(side.err), "cluster %s does not answer (a preflight waits for %v at most): %v", side.name, checkTimeout, side.err))
+			found = append(found, blocker(itemClusters, mend(side.err)+s.ifDead(side.name), "cluster %s does not answer (a preflight waits for %v at most): %v", side.name, checkTimeout, side.err))
 		case side.err != nil:
-			found = append(found, blocker(itemClusters, mend(side.err), "cluster %s cannot be asked about the topic: %v", side.name, side.err))
+			found = append(found, blocker(itemClusters, mend(side.err)+s.ifDead(side.name), "cluster %s cannot be asked about the topic: %v", side.name, side.err))
 		case !f.Tenant:
 			found = append(found, blocker(itemClusters, fmt.Sprintf("pulsar-admin tenants create %s, on cluster %s", tenant, side.name), "tenant %s does not exist on cluster %s", tenant, side.name))
 		case !f.Namespace:
@@ -206,8 +205,10 @@ func (s *survey) judgeClusters() (found []switching.Finding) {
 		case f.Policies.Migrated:
 			found = append(found, blocker(itemClusters, fmt.Sprintf("pulsar-admin namespaces update-migration-state %s, on cluster %s", namespace, side.name), "namespace %s is marked as migrated on cluster %s, which sends its clients away", namespace, side.name))
 		case !f.Exists && side.name == s.req.From:
-			found = append(found, blocker(itemTopic, fmt.Sprintf("nothing has to be carried: `pointsman routes set %s %s`", s.req.Topic, s.req.To), "the topic does not exist on cluster %s", side.name))
-		case !f.Exists && s.drains(): // it is made
+			found = append(found, blocker(itemTopic, fmt.Sprintf("is the name right? If so, nothing has to be carried: `pointsman routes set %s %s`", s.req.Topic, s.req.To), "the topic does not exist on cluster %s", side.name))
+		case !f.Exists && (s.drains() || s.fromErr == nil && !s.from.Exists): // it is made, or there is nothing to be moved
+		case !f.Exists && s.fromErr == nil && !s.from.Replicates(s.req.To):
+			found = append(found, blocker(itemTopic, "move it without replication, by `--mode drain`; or have it replicated", "the topic does not exist on cluster %s, and cluster %s does not replicate it there", side.name, s.req.From))
 		case !f.Exists:
 			found = append(found, blocker(itemTopic, "see that replication has created it, or create it with as many partitions", "the topic does not exist on cluster %s", side.name))
 		}
@@ -246,6 +247,14 @@ func (s *survey) answeredLate() (text string) {
 	return text
 }
 
+// ifDead is a remedy more when it is the old cluster that does not answer.
+func (s *survey) ifDead(cluster string) string {
+	if cluster != s.req.From {
+		return ""
+	}
+	return fmt.Sprintf("; or, when cluster %s is dead, `pointsman switch start --mode failover --from %s --to %s --dry-run`", cluster, cluster, s.req.To)
+}
+
 // mend is the remedy for what could not be read.
 func mend(err error) string {
 	if pulsaradmin.Unanswered(err) || errors.Is(err, context.DeadlineExceeded) {
@@ -261,6 +270,12 @@ func (s *survey) makeNamespace(namespace, cluster string) string {
 		return make + ", with the policies that it has on the other one"
 	}
 	return make + ", and have it replicated to both clusters"
+}
+
+// namespaceOf is that of a topic (base name).
+func namespaceOf(topic string) string {
+	n := strings.TrimPrefix(topic, "persistent://")
+	return n[:max(0, strings.LastIndex(n, "/"))]
 }
 
 func partitions(n int) string {
@@ -290,7 +305,8 @@ func (r replication) judge(f pulsaradmin.Facts, to string) (why, remedy string) 
 	switch {
 	case !f.Replicates(to):
 		return fmt.Sprintf("cluster %s replicates the topic to [%s] and not to %s", f.Cluster, strings.Join(f.ReplicatedTo(), ", "), to),
-			fmt.Sprintf("pulsar-admin namespaces set-clusters --clusters …,%s, on cluster %s; the names under clusters must be those that the clusters call themselves by", to, f.Cluster)
+			fmt.Sprintf("`pulsar-admin namespaces set-clusters --clusters %s %s`, on cluster %s; the names under clusters must be those that the clusters call themselves by",
+				strings.Join(append(slices.Clone(f.ReplicatedTo()), to), ","), namespaceOf(f.Topic), f.Cluster)
 	case r.err != nil:
 		return fmt.Sprintf("how far cluster %s has replicated the topic cannot be read: %v", f.Cluster, r.err), mend(r.err)
 	}
@@ -319,6 +335,9 @@ func (r replication) backlog() (now, before int64) {
 // judgeReplication: what is on the old cluster has to come to the new one, soon (SW-08, SW-17).
 func (s *survey) judgeReplication() switching.Finding {
 	if why, remedy := s.forth.judge(s.from, s.req.To); why != "" {
+		if !s.from.Replicates(s.req.To) {
+			remedy += "; or move it without replication, by `--mode drain`"
+		}
 		return blocker(itemReplication, remedy, "%s", why)
 	}
 	now, before := s.forth.backlog()
@@ -440,7 +459,7 @@ func (s *survey) judgeRetention() switching.Finding {
 	case len(without) == 0:
 		return fine(itemRetention, "no subscription with a backlog is new on cluster %s", s.req.To)
 	case !kept:
-		return warning(itemRetention, fmt.Sprintf("pulsar-admin namespaces set-retention, on cluster %s, for longer than the oldest backlog; the switch creates the subscriptions before the fence, so what is there then stays", s.req.To),
+		return warning(itemRetention, fmt.Sprintf("`pulsar-admin namespaces set-retention --time TIME --size -1 %s`, on cluster %s, with a time longer than the age of the oldest backlog; the switch creates the subscriptions before the fence, so what is there then stays", namespaceOf(s.req.Topic), s.req.To),
 			"cluster %s keeps no messages without a subscription, and does not have %s yet: a backlog may be removed before it is carried", s.req.To, named(without, same))
 	}
 	return fine(itemRetention, "cluster %s keeps messages; new there: %s", s.req.To, count(len(without), "subscription"))

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -153,20 +154,41 @@ func (t *pulsarTopic) Tail(ctx context.Context) (string, error) {
 
 // positions is what Tail has written down, by partition.
 func (t *pulsarTopic) positions(tail string) ([]pulsaradmin.Position, error) {
-	lines := strings.Split(tail, "\n")
-	if len(lines) != len(t.names) {
-		return nil, fmt.Errorf("%w: the drain was of %d partitions, now there are %d", ErrHopeless, len(lines), len(t.names))
+	if tail == "" {
+		return nil, errors.New("where the old cluster ended was not written down")
 	}
-	all := make([]pulsaradmin.Position, len(lines))
-	for i, line := range lines {
-		_, at, _ := strings.Cut(line, "=")
-		p, err := pulsaradmin.ParsePosition(at)
+	ends := tailMap(tail)
+	if len(ends) != len(t.names) {
+		return nil, fmt.Errorf("%w: the drain was of %d partitions, now there are %d", ErrHopeless, len(ends), len(t.names))
+	}
+	all := make([]pulsaradmin.Position, len(t.names))
+	for i, name := range t.names {
+		p, err := pulsaradmin.ParsePosition(ends[name])
 		if err != nil {
-			return nil, err
+			return nil, fmt.Errorf("end of %s: %w", name, err)
 		}
 		all[i] = p
 	}
 	return all, nil
+}
+
+// tailMap is what Tail has written down as a receipt has it, by partition, and tailText the opposite.
+func tailMap(tail string) map[string]string {
+	ends := map[string]string{}
+	for line := range strings.SplitSeq(tail, "\n") {
+		if i := strings.LastIndexByte(line, '='); i >= 0 { // a name may have one
+			ends[line[:i]] = line[i+1:]
+		}
+	}
+	return ends
+}
+
+func tailText(ends map[string]string) string {
+	var lines []string
+	for _, name := range slices.Sorted(maps.Keys(ends)) {
+		lines = append(lines, name+"="+ends[name])
+	}
+	return strings.Join(lines, "\n")
 }
 
 // Replicated compares the replicators' positions with tail.

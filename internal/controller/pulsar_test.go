@@ -3,6 +3,7 @@ package controller
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -86,5 +87,27 @@ func TestAPartitionThatWasAddedMeanwhileEndsTheSwitch(t *testing.T) {
 	}
 	if _, err := topic.Tail(t.Context()); !errors.Is(err, ErrHopeless) || !strings.Contains(err.Error(), "3 partitions on cluster a now and had 2") {
 		t.Errorf("the tail: %v", err)
+	}
+}
+
+// A name may have the sign that stands between name and position, and partitions may be written down in any order.
+func TestTheEndsOfPartitionsAreKeptByName(t *testing.T) {
+	const odd = "persistent://acme/orders/key=value-partition-"
+	ends := map[string]string{odd + "0": "7:41", odd + "1": "8:-1"}
+	if have := tailMap(tailText(ends)); !maps.Equal(have, ends) {
+		t.Errorf("%v became %v", ends, have)
+	}
+	topic := &pulsarTopic{names: []string{odd + "1", odd + "0"}}
+	have, err := topic.positions(tailText(ends))
+	if err != nil || have[0].String() != "8:-1" || have[1].String() != "7:41" {
+		t.Errorf("%v, %v", have, err)
+	}
+	tails, err := tailsOf(odd + "1=7:41\n" + odd + "2=8:3")
+	if err != nil || len(tails) != 2 || tails[0].Ledger != 7 || tails[1].Entry != 3 {
+		t.Errorf("%v, %v", tails, err)
+	}
+	topic.names = topic.names[:1]
+	if _, err := topic.positions(tailText(ends)); !errors.Is(err, ErrHopeless) {
+		t.Errorf("of two partitions, now there is one: %v", err)
 	}
 }

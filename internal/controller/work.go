@@ -298,8 +298,12 @@ func (d *driver) onClusters(ctx context.Context, step switching.Step) (r switchi
 		d.receipt().Evicted = true
 		err = d.topic.Evict(ctx)
 	case switching.WorkTail:
-		if r.Tail, err = d.topic.Tail(ctx); err == nil && d.rec.Mode == switching.ModeDrain {
+		switch r.Tail, err = d.topic.Tail(ctx); {
+		case err != nil:
+		case d.rec.Mode == switching.ModeDrain:
 			r.Tails, err = tailsOf(r.Tail)
+		default:
+			d.receipt().Tail, d.receipt().First = tailMap(r.Tail), nil // whoever goes on after the flip compares with it
 		}
 	case switching.WorkReplicated:
 		r.Why, err = d.topic.Replicated(ctx, step.Tail)
@@ -322,7 +326,11 @@ func (d *driver) onClusters(ctx context.Context, step switching.Step) (r switchi
 		r.Foreign, r.Publishers, err = d.topic.Since(ctx, step.Tail)
 	case switching.WorkVerify:
 		var found Verified
-		if found, err = d.topic.Verify(ctx, step.Tail); err == nil {
+		tail := step.Tail
+		if tail == "" { // another leader has drained it
+			tail = tailText(d.receipt().Tail)
+		}
+		if found, err = d.topic.Verify(ctx, tail); err == nil {
 			rc := d.receipt()
 			rc.Tail, rc.First, rc.Verified = found.Tail, found.First, found.Text
 			r.Why = found.Wrong

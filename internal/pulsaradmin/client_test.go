@@ -158,6 +158,16 @@ func TestPolicyDifferencesAreNamed(t *testing.T) {
 	if got := PolicyDifferences(a, b); got != nil {
 		t.Errorf("equal policies differ: %q", got)
 	}
+	// Brokers say false of topics that have other policies.
+	a.TopicPolicies = map[string]json.RawMessage{"schemaValidationEnforced": json.RawMessage(`false`), "deduplicationEnabled": json.RawMessage(`false`)}
+	if got := PolicyDifferences(a, b); !slices.Equal(got, []string{"topic policy deduplicationEnabled: false on cluster a, not set on cluster b"}) {
+		t.Errorf("a policy that is false and one that is not set: %q", got)
+	}
+	a.TopicPolicies = map[string]json.RawMessage{"schemaValidationEnforced": json.RawMessage(`true`)}
+	if got := PolicyDifferences(a, b); len(got) != 1 {
+		t.Errorf("a policy that is true and one that is not set: %q", got)
+	}
+	a.TopicPolicies = nil
 	two = 61
 	b.TopicPolicies = map[string]json.RawMessage{"retention": json.RawMessage(`{"x":1}`)}
 	want := []string{"message TTL of the namespace (seconds): 60 on cluster a, 61 on cluster b", `topic policy retention: not set on cluster a, {"x":1} on cluster b`}
