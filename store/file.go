@@ -55,7 +55,7 @@ func OpenFile(dir string) (*File, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("map store: %w", err)
 	}
-	lock, err := lockDir(dir)
+	lock, err := LockDir(dir)
 	if err != nil {
 		return nil, fmt.Errorf("map store: %w", err)
 	}
@@ -67,8 +67,8 @@ func OpenFile(dir string) (*File, error) {
 	return f, nil
 }
 
-// lockDir takes the kernel's lock on the directory, which ends with the process whatever becomes of it.
-func lockDir(dir string) (*os.File, error) {
+// LockDir takes the kernel's lock on the directory, which ends with the process whatever becomes of it.
+func LockDir(dir string) (*os.File, error) {
 	name := filepath.Join(dir, "LOCK")
 	lock, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {

@@ -58,6 +58,7 @@ type App struct {
 	clients   map[string]*pulsaradmin.Client // of the clusters with an admin address
 	opsLn     net.Listener
 	info      store.Proxy // all but the digest
+	stateLock *os.File    // of state_dir, held while this process lives; nil without one
 
 	draining atomic.Bool
 }
@@ -94,6 +95,9 @@ func newOn(ctx context.Context, st store.Store, cfg *config.Config, log *slog.Lo
 			a.release()
 		}
 	}()
+	if a.stateLock, err = claimStateDir(cfg); err != nil {
+		return nil, err
+	}
 	keys, err := a.tagKeys(ctx)
 	if err != nil {
 		return nil, err
@@ -207,38 +211,9 @@ func (a *App) tagKeys(ctx context.Context) (cluster.TagKeys, error) {
 	}
 	key, err := a.keyFromStore(ctx)
 	if err != nil {
-		return cluster.TagKeys{}, fmt.Errorf("the key for broker addresses cannot be read from the store (or set tag_key_file, and proxies start without it): %w", err)
+		return cluster.TagKeys{}, err
 	}
 	return cluster.NewTagKeys(key)
-}
-
-// keyCopyName is the file in state_dir that holds the store's key, for starts while the store is away.
-const keyCopyName = "tag-key"
-
-func (a *App) keyFromStore(ctx context.Context) ([]byte, error) {
-	if a.cfg.StateDir == "" || a.cfg.Store.Type == "file" {
-		return a.store.TagKey(ctx)
-	}
-	file := a.cfg.StateDir + string(os.PathSeparator) + keyCopyName
-	saved, readErr := os.ReadFile(file)
-	timeout := startTimeout
-	if readErr == nil {
-		timeout = startTimeoutWithCopy
-	}
-	ctx, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
-	key, err := a.store.TagKey(ctx)
-	if err != nil {
-		if readErr != nil {
-			return nil, errors.Join(err, readErr)
-		}
-		a.log.Warn("the store is away: the key for broker addresses comes from the disk", "file", file, "err", err)
-		return saved, nil
-	}
-	if err := os.MkdirAll(a.cfg.StateDir, 0o700); err != nil {
-		return nil, fmt.Errorf("state_dir: %w", err)
-	}
-	return key, writeDurably(file, key) // mode 0600, as all temporary files
 }
 
 func clusterSet(cfg *config.Config, keys cluster.TagKeys, log *slog.Logger) (*cluster.Set, map[string]zk.DiscoveryConfig, error) {
@@ -684,5 +659,8 @@ func (a *App) release() {
 	}
 	if a.store != nil {
 		_ = a.store.Close()
+	}
+	if a.stateLock != nil {
+		_ = a.stateLock.Close()
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -20,16 +21,45 @@ type reporter struct {
 	second  atomic.Int64 // the second that lines are counted for
 	lines   atomic.Int64
 	skipped atomic.Int64
+
+	mu      sync.Mutex
+	lookups map[string]repeated // guarded by mu: failures of lookup connections, by cluster and broker
 }
+
+// repeated is a line that is said again after repeatAfter only.
+type repeated struct {
+	said  time.Time
+	times int // since then
+}
+
+const (
+	// repeatAfter is how often it is said that a broker cannot be reached, which is tried several times a second for as long as it is so.
+	repeatAfter = 30 * time.Second
+	// maxRepeated bounds how many brokers are remembered; there are never that many at once.
+	maxRepeated = 10_000
+)
 
 // linesPerSecond bounds lines below the level of errors.
 const linesPerSecond = 200
 
-func newReporter(log *slog.Logger) *reporter { return &reporter{log: log} }
+func newReporter(log *slog.Logger) *reporter {
+	return &reporter{log: log, lookups: map[string]repeated{}}
+}
 
-func (r *reporter) report(e session.Report) {
+func (r *reporter) report(e session.Report) { r.reportAt(time.Now(), e) }
+
+func (r *reporter) reportAt(now time.Time, e session.Report) {
 	level := levelOf(e)
-	if !r.log.Enabled(context.Background(), level) || !r.allow(time.Now().Unix()) {
+	if !r.log.Enabled(context.Background(), level) {
+		return
+	}
+	times := 0
+	if e.Event == session.EventUpstream {
+		if times = r.lookupFailed(now, e.Cluster+" "+e.Broker); times == 0 {
+			return
+		}
+	}
+	if !r.allow(now.Unix()) {
 		return
 	}
 	attrs := make([]slog.Attr, 0, 8)
@@ -49,11 +79,36 @@ func (r *reporter) report(e session.Report) {
 	case session.EventRefused:
 		message = "request refused"
 		attrs = append(attrs, slog.String("reason", e.Refusal.String()))
+	case session.EventRestarted:
+		message = "a reader begins with the oldest message"
+	case session.EventLegLost:
+		message = "a connection to the cluster that a topic is leaving was lost"
+		attrs = append(attrs, slog.String("event", e.Event.String()), slog.String("reason", e.Cause.String()))
 	}
 	if e.Text != "" {
 		attrs = append(attrs, slog.String("detail", short(e.Text)))
 	}
+	if times > 1 {
+		attrs = append(attrs, slog.Int("times", times))
+	}
 	r.log.LogAttrs(context.Background(), level, message, attrs...)
+}
+
+// lookupFailed counts one more failure, and tells how many the line stands for that is due now; 0: none is.
+func (r *reporter) lookupFailed(now time.Time, broker string) int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.lookups) >= maxRepeated {
+		clear(r.lookups)
+	}
+	seen := r.lookups[broker]
+	seen.times++
+	if now.Sub(seen.said) < repeatAfter {
+		r.lookups[broker] = seen
+		return 0
+	}
+	r.lookups[broker] = repeated{said: now}
+	return seen.times
 }
 
 // maxValue bounds what clients may write into a line: names are theirs, and may be megabytes.
