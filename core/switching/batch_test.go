@@ -192,6 +192,10 @@ func (r *run) drive() BatchStep {
 			}
 			r.r.Checked(step.Item, e)
 		case BatchStart:
+			if r.r.b.Abort { // nobody has begun it
+				r.r.Ended(r.now, step.Item, ItemEnd{})
+				continue
+			}
 			r.started = append(r.started, step.Item)
 			if r.late {
 				r.busy = append(r.busy, step.Item)

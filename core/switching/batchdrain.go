@@ -38,7 +38,7 @@ func (r *BatchRun) drain(now time.Time) BatchStep {
 // the map could not be read.
 func (r *BatchRun) Settled(now time.Time, draining int, gone map[int]ItemEnd, why string) {
 	r.looking, r.lookAt = false, now.Add(SettleInterval)
-	if why != "" || r.b.State != BatchDraining {
+	if why != "" || r.b.State != BatchDraining || r.b.Pause != nil || r.b.Abort { // somebody has paused it meanwhile: a resume looks again
 		return
 	}
 	r.Drains(draining)

@@ -17,7 +17,7 @@ const (
 	BatchWait BatchDo = iota
 	// BatchCheck: run the first preflight of Item. Report with Checked.
 	BatchCheck
-	// BatchStart: begin the switch of Item, after another preflight, and see to it until it is over. Report with Ended.
+	// BatchStart: begin the switch of Item, after another preflight, and see to it until it is over. Report with Ended. Of a batch that is given up: only a switch that has begun, which is given up as well.
 	BatchStart
 	// BatchMeasure: look how much replication has to send of Next, the topics that come next. Report with Measured.
 	BatchMeasure
@@ -52,7 +52,7 @@ type ItemEnd struct {
 	Inherited bool
 	// Troubled: it has moved, and its switch is incomplete.
 	Troubled bool
-	// Attempt of its switch, of a topic that was taken back: a later one begins anew.
+	// Attempt of its switch, of one that was aborted or taken back: a later one begins anew. It may be later than the item's, which was written down before.
 	Attempt    uint32
 	HoldMillis float64   // of a switch that has held the topic; 0 otherwise
 	Forecast   *Forecast // of a check
@@ -90,24 +90,33 @@ type BatchRun struct {
 	written bool         // the record is as others have to see it
 	counted bool         // its counts are not as they are stored
 
-	ease     ease
-	holds    []float64 // the last ones, since the last resume
-	p50, p99 float64   // of holds
-	ends     []time.Time
-	judged   int // switches that have ended since the last resume, and how many of them with trouble
-	troubled int
-	lookAt   time.Time // when replication is to be looked at again
-	looked   bool      // it has been, since the last wave
-	looking  bool
-	ruling   bool
-	rounds   int
+	ease      ease
+	holds     []float64 // the last ones, since the last resume
+	p50, p99  float64   // of holds
+	ends      []time.Time
+	judged    int // switches that have ended since the last resume, and how many of them with trouble
+	troubled  int
+	lookAt    time.Time // when replication is to be looked at again
+	looked    bool      // it has been, since the last wave
+	looking   bool
+	ruling    bool
+	rounds    int
+	overtaken bool // another leader has ended it: this one was frozen
+	unbegun   int  // of a batch that is given up: topics that nobody has begun, since one that somebody has
 }
 
 // NewBatchRun goes on with a batch from what is stored of it. It takes over items.
 func NewBatchRun(b Batch, items []BatchItem) *BatchRun {
 	r := &BatchRun{b: b, items: items, dirty: make([]bool, len(items)), busy: map[int]bool{}, written: true}
 	r.b.Ends = slices.Clone(b.Ends)
+	if n := len(b.Ends); n > 0 && b.Ends[n-1] < len(items) {
+		r.b.Ends, r.written = append(r.b.Ends, len(items)), false // topics that were found for the rule: their leader died before it wrote that
+	}
 	r.recount()
+	if first := r.firstLeft(); first >= 0 && (b.State == BatchDraining || b.State == BatchRuling || b.State == BatchMoving && r.waveOf(first) < b.Wave) {
+		// A leader that was frozen has written a part late: what it says of topics that have ended is to be found out again.
+		r.b.State, r.b.Wave, r.written = BatchMoving, r.waveOf(first), false
+	}
 	return r
 }
 
@@ -144,13 +153,20 @@ func (r *BatchRun) Dirty(from, to int) bool { return slices.Contains(r.dirty[fro
 // Saved notes that the items from, up to and without to, are stored as they are.
 func (r *BatchRun) Saved(from, to int) { clear(r.dirty[from:to]) }
 
-// Observe takes a record that somebody else has written over the one that this run goes by: only what operators may change counts.
+// Observe takes a record that somebody else has written over the one that this run goes by: only what operators may change counts, and that it is over.
 func (r *BatchRun) Observe(b Batch) {
 	r.b.Rev, r.b.Abort, r.b.Pause, r.b.Resumed, r.b.Limits = b.Rev, b.Abort, b.Pause, b.Resumed, b.Limits
-	if r.b.State.Over() && !b.State.Over() {
-		r.b.State, r.b.Ended, r.b.Note = b.State, time.Time{}, ""
+	if over := b.State.Over(); over || r.b.State.Over() {
+		r.overtaken, r.written = over, r.written || over
+		r.b.State, r.b.Ended, r.b.Note = b.State, b.Ended, b.Note
+		if over {
+			r.b.Retried = b.Retried
+		}
 	}
 }
+
+// Overtaken tells, of a batch that is over, that another leader has ended it: what this run knows is older, and must not be stored.
+func (r *BatchRun) Overtaken() bool { return r.overtaken }
 
 // Wrote notes that the record is stored at a revision.
 func (r *BatchRun) Wrote(rev uint64) { r.b.Rev, r.written, r.counted = rev, true, false }
@@ -165,6 +181,10 @@ func (r *BatchRun) Next(now time.Time) BatchStep {
 	case r.b.State.Over():
 		return BatchStep{Do: BatchOver}
 	case r.b.Abort:
+		if i, ok := r.begun(); ok {
+			r.busy[i] = true
+			return BatchStep{Do: BatchStart, Item: i}
+		}
 		if r.AnyBusy() {
 			return BatchStep{Why: "the switches that have begun"}
 		}
@@ -200,13 +220,19 @@ func (r *BatchRun) Checked(i int, e ItemEnd) {
 // Ended reports the end of a BatchStart.
 func (r *BatchRun) Ended(now time.Time, i int, e ItemEnd) {
 	delete(r.busy, i)
+	if r.unbegun++; e.State != ItemWaiting {
+		r.unbegun = 0
+	}
 	if e.State == ItemFailed && e.Inherited && !r.b.Abort {
 		r.set(i, ItemEnd{})
-		r.items[i].Attempt = max(r.items[i].Attempt, 1) + 1
+		r.items[i].Attempt = max(r.items[i].Attempt, e.Attempt, 1) + 1
 		r.next = min(r.next, i)
 		return
 	}
 	r.set(i, e)
+	if e.State == ItemWaiting && !r.b.Abort { // the batch was given up when its turn came, and goes on after all
+		r.next = min(r.next, i)
+	}
 	if e.HoldMillis > 0 && !e.Inherited {
 		r.holds = keep(r.holds, e.HoldMillis, holdsKept)
 		r.p50, r.p99 = quantile(r.holds, 0.5), quantile(r.holds, 0.99)
@@ -389,7 +415,7 @@ func (r *BatchRun) retry(now time.Time) {
 		return
 	}
 	r.b.Retried, r.written, r.next = r.b.Resumed, false, 0
-	r.holds, r.ends, r.judged, r.troubled, r.looked, r.rounds, r.begin, r.ease = nil, nil, 0, 0, false, 0, now, ease{}
+	r.holds, r.ends, r.judged, r.troubled, r.looked, r.rounds, r.unbegun, r.begin, r.ease = nil, nil, 0, 0, false, 0, 0, now, ease{}
 	for i := range r.items {
 		it := &r.items[i]
 		if r.busy[i] || it.State != ItemFailed && (it.State != ItemBlocked || r.b.Limits.OnBlocked == SkipOnBlocked) {
@@ -405,9 +431,26 @@ func (r *BatchRun) retry(now time.Time) {
 		return
 	}
 	r.b.State = BatchMoving
-	if first := slices.IndexFunc(r.items, func(it BatchItem) bool { return !it.State.Over() }); first >= 0 {
+	if first := r.firstLeft(); first >= 0 {
 		r.b.Wave = r.waveOf(first)
 	}
+}
+
+// firstLeft is the first topic that the batch has still to do with; -1 without one.
+func (r *BatchRun) firstLeft() int {
+	return slices.IndexFunc(r.items, func(it BatchItem) bool { return !it.State.Over() })
+}
+
+// begun is a topic of a batch that is given up whose switch a leader before this one may have begun: it is looked for, to be given up as well. Topics begin in their order, and no more
+// at once than the limits say, so that the search ends soon.
+func (r *BatchRun) begun() (int, bool) {
+	if r.b.State != BatchMoving || r.unbegun >= r.parallel() || len(r.busy) >= 2*r.parallel() {
+		return 0, false
+	}
+	for r.next < len(r.items) && (r.items[r.next].State.Over() || r.busy[r.next]) {
+		r.next++
+	}
+	return r.next, r.next < len(r.items)
 }
 
 // waveOf is the wave that an item is in.

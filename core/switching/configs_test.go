@@ -38,6 +38,10 @@ var configs = []config{
 	{name: "a drain under two leaders", proxies: 1, messages: 0, drain: true, live: true, left: budget{change: 1, unknown: 1}},
 	{name: "a drain that is taken back", proxies: 1, messages: 2, drain: true, consumer: true, live: true, left: budget{back: 1}},
 	{name: "a drain that is taken back, with a new subscription", proxies: 1, messages: 1, drain: true, consumer: true, fresh: true, live: true, left: budget{back: 1}},
+	{name: "a drain that is taken back, and drains again", proxies: 1, messages: 1, drain: true, consumer: true, live: true, left: budget{back: 1, again: 1}},
+	{name: "a drain that is taken back and drains again, with a new subscription", proxies: 1, messages: 1, drain: true, consumer: true, fresh: true, left: budget{back: 1, again: 1}},
+	{name: "a drain that is taken back and drains again, to a cluster that has had the topic", proxies: 1, messages: 1, drain: true, consumer: true, leftover: true, left: budget{back: 1, again: 1}},
+	{name: "a drain that is taken back and drains again, and a leader that comes late", proxies: 1, messages: 1, drain: true, consumer: true, lateChange: true, left: budget{change: 1, back: 1, again: 1}},
 	{name: "a drain that is taken back by a cut-off proxy", proxies: 1, messages: 1, drain: true, consumer: true, live: true, left: budget{cut: 1, back: 1}},
 	{name: "a drain that is taken back with a lost leg", proxies: 1, messages: 1, drain: true, consumer: true, live: true, left: budget{leg: 1, back: 1}},
 
@@ -59,6 +63,11 @@ var configs = []config{
 	{name: "a drain of one message under two leaders", proxies: 1, messages: 1, drain: true, consumer: true, left: budget{change: 1}, deep: true},
 	{name: "a drain that is taken back under two leaders, of one message", proxies: 1, messages: 1, drain: true, consumer: true, left: budget{change: 1, back: 1}, deep: true},
 	{name: "a drain that is taken back and crashes", proxies: 1, messages: 1, drain: true, consumer: true, left: budget{crash: 1, back: 1}, deep: true},
+	{name: "a drain of one message that is taken back and drains again, under two leaders", proxies: 1, messages: 1, drain: true, consumer: true, left: budget{change: 1, back: 1, again: 1}, deep: true},
+	{name: "a drain that is taken back and drains again, with a cut-off proxy", proxies: 1, messages: 1, drain: true, consumer: true, left: budget{cut: 1, back: 1, again: 1}, deep: true},
+	{name: "a drain that is taken back and drains again, with a crash", proxies: 1, messages: 1, drain: true, consumer: true, left: budget{crash: 1, back: 1, again: 1}, deep: true},
+	{name: "a drain that is taken back and drains again, with a lost leg", proxies: 1, messages: 1, drain: true, consumer: true, left: budget{leg: 1, back: 1, again: 1}, deep: true},
+	{name: "a drain that is taken back and drains again, unless its operator aborts", proxies: 1, messages: 1, drain: true, consumer: true, left: budget{back: 1, again: 1, wish: 1}, deep: true},
 	{name: "a drain that is taken back, of two subscriptions", proxies: 2, messages: 2, drain: true, two: true, left: budget{back: 1}, deep: true},
 }
 

@@ -23,7 +23,7 @@ func (m *model) appendWorld(dst []byte, w *world) []byte {
 			dst = append(dst, 0)
 			continue
 		}
-		dst = append(dst, bits(true, l.half, l.early, l.tailSeen), l.snap, l.members, l.live, l.gone, l.tail, l.incs[0]|l.incs[1]<<4, l.incs[2])
+		dst = append(dst, bits(true, l.half, l.early, l.tailSeen), l.snap, l.members, l.live, l.gone, l.tail, l.incs[0]|l.incs[1]<<4, l.incs[2], byte(l.pass)|l.over<<4)
 		if l.half {
 			dst = appendRecordState(dst, l.rec)
 		}
@@ -45,7 +45,8 @@ func (m *model) appendWorld(dst []byte, w *world) []byte {
 		}
 	}
 	if m.drain {
-		dst = append(dst, w.made, w.copied, byte(l.back|l.seek<<4), byte(l.late))
+		dst = append(dst, w.made|w.onA<<4, w.copied, w.copies, byte(w.epoch), byte(l.back|l.seek<<4), byte(l.late))
+		dst = append(dst, w.boundary[:]...)
 	}
 	return append(dst, byte(l.crash|l.cut<<4), byte(l.leg|l.move<<4), byte(l.change|l.unknown<<4), byte(l.again|l.forget<<4), byte(l.age|l.wish<<4))
 }
@@ -82,7 +83,7 @@ func appendHandle(dst []byte, h *handle) []byte {
 
 func appendController(dst []byte, c *Controller) []byte {
 	constant(c.claims + c.notes + c.waiting)
-	dst = append(dst, byte(c.key.Attempt), byte(c.stage), byte(c.rev), seconds(c.preparedBy), seconds(c.fencedBy), seconds(c.evictedBy),
+	dst = append(dst, byte(c.key.Attempt), byte(c.epoch), byte(c.stage), byte(c.rev), seconds(c.preparedBy), seconds(c.fencedBy), seconds(c.evictedBy),
 		bits(c.abort != "", c.evicted, c.wish != "", c.back), stateCode(c.end))
 	if c.drains {
 		dst = append(dst, seconds(c.leaveBy), seconds(c.leaveAgain))
@@ -172,7 +173,7 @@ func TestTheModelKnowsEveryFieldOfTheStates(t *testing.T) {
 	for _, known := range []struct {
 		of     any
 		fields int
-	}{{Gate{}, 5}, {Proxy{}, 11}, {Lease{}, 3}, {Controller{}, 25}, {route.Entry{}, 7}, {RecordState{}, 6}, {world{}, 23}, {proc{}, 23}, {leader{}, 12}, {handle{}, 10}, {budget{}, 13}} {
+	}{{Gate{}, 5}, {Proxy{}, 11}, {Lease{}, 3}, {Controller{}, 25}, {route.Entry{}, 7}, {RecordState{}, 6}, {world{}, 27}, {proc{}, 23}, {leader{}, 14}, {handle{}, 10}, {budget{}, 13}} {
 		if n := reflect.TypeOf(known.of).NumField(); n != known.fields {
 			t.Errorf("%T has %d fields, and appendWorld was written for %d: add the new one, or worlds that differ count as one", known.of, n, known.fields)
 		}

@@ -162,13 +162,14 @@ func (m *model) eachOfConsumer(w *world, i, k int, do doer) {
 	h := &p.cons[k]
 	home, waits := m.home(p.p.Entry(), k)
 	if !h.on {
-		if Admit(s).Open == Pass && !waits && (m.listed(k) || home == "b") {
+		if Admit(s).Open == Pass && !waits && (w.onA>>k&1 == 1 || home == "b") {
 			do(evSubscribe, i, false, func(w *world) {
 				p := &w.procs[i]
 				p.cons[k] = handle{on: true, client: true, b: home == "b", g: Gate{Epoch: p.p.Entry().Epoch}}
-				if m.drain && home == "b" && m.listed(k) && w.made>>k&1 == 0 { // by the SUBSCRIBE, at the end
-					w.made |= 1 << k
-					w.ackB[k] |= w.b.set()
+				if m.drain && home == "b" && w.made>>k&1 == 0 { // by the SUBSCRIBE: at the end, or where the log begins
+					if w.made |= 1 << k; m.listed(k) {
+						w.ackB[k] |= w.b.set()
+					}
 				}
 			})
 		}
@@ -179,7 +180,7 @@ func (m *model) eachOfConsumer(w *world, i, k int, do doer) {
 	if h.b {
 		log, acked = w.b, w.ackB[k]
 	}
-	for x := uint8(1); x <= m.messages && !h.dead; x++ {
+	for x := m.first(); x <= m.messages && !h.dead; x++ {
 		if log.set()>>x&1 == 0 || acked>>x&1 == 1 || h.seen>>x&1 == 1 {
 			continue
 		}
@@ -198,7 +199,7 @@ func (m *model) eachOfConsumer(w *world, i, k int, do doer) {
 		})
 		break // in order
 	}
-	for x := uint8(1); x <= m.messages; x++ {
+	for x := m.first(); x <= m.messages; x++ {
 		if h.unread>>x&1 == 0 {
 			continue
 		}
@@ -312,13 +313,20 @@ func (m *model) eachOfLeader(w *world, i int, do doer) {
 			}
 		}
 	case WorkRecord:
+		if m.eachOfPassOver(w, i, step, do) {
+			return
+		}
 		do(evRecord, i, false, func(w *world) {
+			l := &w.leaders[i]
 			if w.rec.Rev+1 != step.Record.Rev {
+				l.pass, l.over = notPassing, 0
 				observe(w, Report{Answer: Conflict})
 				return
 			}
+			m.noteDrain(w, step)
 			w.rec.Rev, w.rec.State, w.rec.Return = step.Record.Rev, step.Record.State, step.Record.Return
 			m.checkRecord(w)
+			l.pass, l.over = notPassing, 0
 			observe(w, Report{})
 		})
 	case WorkSurvey:
@@ -401,6 +409,10 @@ func (m *model) eachOfLeader(w *world, i int, do doer) {
 		plain(evTailAgain, r)
 	case WorkDrained, WorkReturnable, WorkCopy:
 		m.eachOfDrain(w, i, step, do, observe)
+	case WorkOver:
+		if m.is(recordFirst) {
+			m.eachOfPassOver(w, i, Step{Record: RecordState{State: l.c.end}}, do)
+		}
 	}
 }
 

@@ -2,10 +2,11 @@ package switching
 
 import "pointsman/core/route"
 
-// This file is what the model has of a drain: no replication, up to two subscriptions, each with one consumer that may go to another proxy, and
-// the way back.
+// This file is what the model has of a drain: no replication, up to two subscriptions, each with one consumer that may go to another proxy, the
+// way back, and the next drain of a topic that was taken back.
 //
-// What is simplified: a seek comes only through a proxy that has the map of the moment, and a copy to a is of one message at a time.
+// What is simplified: a seek comes only through a proxy that has the map of the moment, a copy to a is of one message at a time, and subscriptions pass over
+// copies in one instant.
 
 var subNames = [maxSubs]string{"s", "t"}
 
@@ -37,8 +38,13 @@ func (m *model) followDrain(h *handle, k int, was, now route.Entry) {
 
 // had notes that the consumer of subscription k has a message.
 func (m *model) had(w *world, k int, b bool, x uint8) {
-	if earlier := uint8(1)<<x - 2; m.drain && m.listed(k) && w.processed[k]>>x&1 == 0 && earlier&^w.processed[k] != 0 {
+	earlier := (uint8(1)<<x - 1) &^ 1
+	switch {
+	case !m.drain:
+	case m.listed(k) && w.processed[k]>>x&1 == 0 && earlier&^w.processed[k] != 0:
 		m.fail("order: subscription %d has message %d before messages %b", k, x, earlier&^w.processed[k])
+	case b && w.ackA[k]&w.copies>>x&1 == 1 && w.want[k]>>x&1 == 0 && !w.inexact && !m.leftover:
+		m.fail("twice: subscription %d has message %d on b, of which it has acknowledged the copy on a", k, x)
 	}
 	w.processed[k] |= 1 << x
 	w.want[k] &^= 1 << x
@@ -53,7 +59,7 @@ func (m *model) checkDrain(w *world, s Step) {
 		before, _ := route.Decision{Cluster: w.entry.Cluster, Drain: w.entry.Drain}.Home(subNames[k])
 		after, _ := route.Decision{Cluster: s.After.Cluster, Drain: s.After.Drain}.Home(subNames[k])
 		switch {
-		case !m.listed(k):
+		case w.onA>>k&1 == 0:
 		case before == "a" && after == "b" && w.entry.Cluster == "a":
 			m.fail("drain: subscription %d does not stay on a at the flip", k)
 		case before == "a" && after == "b":
@@ -70,7 +76,7 @@ func (m *model) checkDrain(w *world, s Step) {
 		}
 	}
 	if w.entry.Cluster == "b" && s.After.Cluster == "a" {
-		if lost := w.b.set() &^ w.a.set(); lost != 0 {
+		if lost := w.b.set() &^ w.a.set() &^ 1; lost != 0 {
 			m.fail("return: messages %b of b are not on a", lost)
 		}
 	}
@@ -154,7 +160,7 @@ func (m *model) carryDrain(i int, do doer, observe func(*world, Report)) {
 	do(evCarry, i, false, func(w *world) {
 		r := Report{}
 		for k := range m.subs() {
-			if !m.listed(k) {
+			if w.onA>>k&1 == 0 {
 				continue
 			}
 			r.Subs = append(r.Subs, subNames[k])
@@ -211,14 +217,25 @@ func (m *model) eachOfDrain(w *world, i int, step Step, do doer, observe func(*w
 	case l.half: // it knows how much a has, and goes on behind it
 		if l.snap >= w.b.n || m.is(copyInPart) && l.snap > 0 {
 			do(evCopied, i, false, func(w *world) {
-				w.leaders[i].snap = 0
+				l := &w.leaders[i]
+				if l.snap = 0; step.Tail != "" {
+					m.carryNew(w)
+				}
+				if step.Tail != "" && m.is(passWhileFenced) {
+					m.readEnd(w, l)
+					m.passOver(w, l)
+					l.pass = notPassing
+				}
 				observe(w, Report{})
 			})
 			return
 		}
 		do(evCopy, i, false, func(w *world) {
 			l := &w.leaders[i]
-			m.store(w, false, true, w.b.m[l.snap])
+			w.inexact = w.inexact || w.entry.Cluster != "b" || w.rec.Attempt != l.c.key.Attempt || !w.rec.Return // it comes late
+			x := w.b.m[l.snap]
+			w.copies |= 1 << x &^ w.a.set()
+			m.store(w, false, true, x)
 			w.copied = max(w.copied, l.snap+1)
 			l.half, l.snap = false, 0
 		})
@@ -251,7 +268,7 @@ func (m *model) skipLeaving(l *leader) {
 func (m *model) remaining(w *world, connected uint8) Drained {
 	var d Drained
 	for k := range m.subs() {
-		if !m.listed(k) {
+		if w.onA>>k&1 == 0 {
 			continue
 		}
 		f := SubFact{Name: subNames[k]}
@@ -266,4 +283,98 @@ func (m *model) remaining(w *world, connected uint8) Drained {
 		d.Subs = append(d.Subs, f)
 	}
 	return d
+}
+
+// first is the message with which logs begin.
+func (m *model) first() uint8 {
+	if m.leftover {
+		return 0
+	}
+	return 1
+}
+
+// noteDrain notes what a write of entry and record means, before it is done.
+func (m *model) noteDrain(w *world, s Step) {
+	switch {
+	case !m.drain:
+	case s.Work == WorkWrite && w.entry.Cluster == "a" && s.After.Cluster == "b":
+		for n := s.Record.Attempt - 1; n < maxAttempts; n++ {
+			w.boundary[n] = w.b.n
+		}
+		w.copied = max(w.copied, w.b.n)
+	case w.rec.Return && !s.Record.Return && w.rec.Attempt == s.Record.Attempt && w.copied > w.boundary[w.rec.Attempt-1]:
+		w.inexact = true // given up: what was copied by then comes on a and on b
+	}
+}
+
+// carryNew makes the subscriptions on a that b alone has: behind what was there before the copies.
+func (m *model) carryNew(w *world) {
+	for k := range m.subs() {
+		if bit := uint8(1) << k; w.made&bit != 0 && w.onA&bit == 0 {
+			w.onA |= bit
+			w.ackA[k] = w.a.set() &^ w.b.set()
+		}
+	}
+}
+
+// eachOfPassOver is what leader i has still to do on b before its record says that the topic was taken back: it reads where b ends, asks the map whether the topic is
+// still on a by this attempt, and then has those subscriptions that have had everything up to the flip pass over the rest. It tells whether that is what comes next.
+func (m *model) eachOfPassOver(w *world, i int, step Step, do doer) bool {
+	l := &w.leaders[i]
+	if !m.drain || step.Record.State != StateReturned || m.is(notPassedOver) || m.is(recordFirst) && step.Work == WorkRecord {
+		return false
+	}
+	next := l.pass + 1
+	if m.is(passAskedFirst) {
+		next = map[passing]passing{notPassing: mapAsked, mapAsked: endRead, endRead: passedOver}[l.pass]
+	}
+	switch {
+	case l.pass == passedOver:
+		return false
+	case next == endRead:
+		do(evEndRead, i, false, func(w *world) { m.readEnd(w, &w.leaders[i]) })
+	case next == mapAsked:
+		k := evStill
+		if w.entry.State != route.StateActive || w.entry.Cluster != "a" || KeyOf(w.entry) != l.c.key {
+			k = evNotStill
+		}
+		do(k, i, false, func(w *world) {
+			l := &w.leaders[i]
+			if l.pass = mapAsked; k == evNotStill && !m.is(passUnasked) {
+				l.pass, l.snap, l.over = passedOver, 0, 0
+			}
+		})
+	default:
+		do(evPassOver, i, false, func(w *world) { m.passOver(w, &w.leaders[i]) })
+	}
+	return true
+}
+
+// readEnd finds who has something left on b, and nothing of what was there before the topic came.
+func (m *model) readEnd(w *world, l *leader) {
+	l.pass, l.snap, l.over = endRead, w.b.n, 0
+	for k := range m.subs() {
+		before := queue{n: w.boundary[l.c.key.Attempt-1], m: w.b.m}.set()
+		if w.made>>k&1 == 1 && w.b.set()&^w.ackB[k] != 0 && (before&^w.ackB[k] == 0 || m.is(passAll)) {
+			l.over |= 1 << k
+		}
+	}
+}
+
+// passOver places the subscriptions at the end that was read, wherever they are by now.
+func (m *model) passOver(w *world, l *leader) {
+	to := queue{n: l.snap, m: w.b.m}.set()
+	for k := range m.subs() {
+		if l.over>>k&1 == 0 {
+			continue
+		}
+		w.inexact = w.inexact || w.ackB[k]&^to != 0 // it is put back: a leader that was frozen comes late
+		w.ackB[k] = to
+		for n := range m.proxies { // whoever consumes is disconnected
+			if h := &w.procs[n].cons[k]; h.on && h.b {
+				*h = handle{}
+			}
+		}
+	}
+	l.pass, l.snap, l.over = passedOver, 0, 0
 }

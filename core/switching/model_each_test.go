@@ -44,7 +44,7 @@ func (m *model) each(w *world, emit func(event, *world)) {
 			w.haunted, w.ghost = false, Step{}
 		})
 	}
-	if w.left.change > 0 && !w.rec.State.Over() {
+	if w.left.change > 0 && !w.rec.State.Over() && (!m.lateChange || w.leaders[0].c.end == StateReturned) {
 		do(evLeaderChange, 0, true, func(w *world) {
 			w.left.change--
 			w.leaders[1] = w.leaders[0]
@@ -57,10 +57,15 @@ func (m *model) each(w *world, emit func(event, *world)) {
 			w.rec.Rev, w.rec.Wish = w.rec.Rev+1, WishAbort
 		})
 	}
-	if w.left.again > 0 && w.rec.State == StateAborted {
-		do(evAgain, 0, true, func(w *world) {
+	if w.left.again > 0 && (w.rec.State == StateAborted || w.rec.State == StateReturned) {
+		k := evAgain
+		if w.rec.State == StateReturned {
+			k = evDrainsAgain
+		}
+		do(k, 0, true, func(w *world) {
 			w.left.again--
-			w.rec.Rev, w.rec.Attempt, w.rec.State, w.rec.Wish = w.rec.Rev+1, w.rec.Attempt+1, StateRequested, ""
+			w.rec.Rev, w.rec.Attempt, w.rec.State, w.rec.Wish, w.rec.Return = w.rec.Rev+1, w.rec.Attempt+1, StateRequested, "", false
+			w.epoch = w.entry.Epoch + 1
 			if w.left.change > 0 { // whoever led before may be frozen
 				w.leaders[1] = w.leaders[0]
 			}
@@ -74,7 +79,7 @@ func (m *model) each(w *world, emit func(event, *world)) {
 
 func (m *model) leader(w *world) Controller {
 	rec := m.record()
-	rec.Attempt, rec.Return = w.rec.Attempt, w.rec.Return
+	rec.Attempt, rec.Return, rec.Epoch = w.rec.Attempt, w.rec.Return, w.epoch
 	return NewController(rec)
 }
 

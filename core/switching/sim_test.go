@@ -33,10 +33,14 @@ func newWalk(seed uint64, coverage *[kinds]int) *walk {
 	r.joiner = r.proxies > 1 && rng.IntN(3) == 0
 	if rng.IntN(3) == 0 {
 		r.drain, r.two = true, r.consumer && rng.IntN(2) == 0
-		r.left.again, r.left.back, r.left.age = 0, int8(rng.IntN(2)), 0
+		r.left.again, r.left.back, r.left.age = int8(rng.IntN(2)), int8(rng.IntN(3)), 0
 		r.left.seek, r.left.late = some(), some()
 		if r.fresh = r.two && rng.IntN(2) == 0; r.fresh {
-			r.left.back = 1
+			r.left.back = max(r.left.back, 1)
+		}
+		r.leftover = r.consumer && rng.IntN(5) == 0
+		if r.lateChange = r.left.back > 0 && rng.IntN(2) == 0; r.lateChange {
+			r.left.change, r.left.again = 1, 1
 		}
 	}
 	r.w = r.initial()
@@ -65,6 +69,8 @@ func (r *walk) step(n int, faults bool) bool {
 			weight = 15
 		case r.put[e] > n:
 			weight = 1
+		case e.kind >= evEndRead && e.kind <= evPassOver && e.who == 1:
+			weight = 2 // it is frozen
 		}
 		choices = append(choices, choice{nth, e, weight})
 		total += weight

@@ -41,7 +41,7 @@ type batchDriver struct {
 
 	wake chan struct{} // capacity 1: something is in inbox, or switches have ended
 	work sync.WaitGroup
-	// given is closed when the batch is to be given up.
+	// given is closed when the batch is to be given up; replaced, by its goroutine, when it goes on after all.
 	given chan struct{}
 
 	mu      sync.Mutex
@@ -131,6 +131,10 @@ func (d *batchDriver) drive(ctx context.Context) {
 		var err error
 		switch step.Do {
 		case switching.BatchOver:
+			if d.run.Overtaken() {
+				d.log.Warn("another leader has ended this batch", "state", d.run.Batch(now).State)
+				return
+			}
 			if d.save(ctx, true) == nil {
 				b := d.run.Batch(now)
 				d.log.Info("a batch is over", "state", b.State, "moved", b.Count.Moved, "failed", b.Count.Failed, "blocked", b.Count.Blocked, "note", b.Note)
@@ -238,9 +242,17 @@ func (d *batchDriver) take() {
 	if record == nil || record.Rev <= d.run.Batch(now).Rev {
 		return
 	}
-	d.run.Observe(*record)
-	if record.Abort && !d.isGiven() {
+	d.heed(*record)
+}
+
+// heed goes on by a record that somebody else has written.
+func (d *batchDriver) heed(b switching.Batch) {
+	d.run.Observe(b)
+	switch given := d.isGiven(); {
+	case b.Abort && !given:
 		close(d.given)
+	case !b.Abort && given: // it had ended, and was resumed before this driver has: nothing is under way that looks at given
+		d.given = make(chan struct{})
 	}
 }
 
@@ -360,10 +372,7 @@ func (d *batchDriver) save(ctx context.Context, force bool) error {
 			d.run.Wrote(b.Rev)
 			return nil
 		}
-		d.run.Observe(have)
-		if have.Abort && !d.isGiven() {
-			close(d.given)
-		}
+		d.heed(have)
 		return nil // the next turn writes again
 	}
 	return err

@@ -384,6 +384,29 @@ func TestAnAbortedBatchGivesBackWhatHasBegun(t *testing.T) {
 	})
 }
 
+// A leader dies while topics are fenced, and the batch is given up before the next one comes: that one gives back what was begun, and says so.
+func TestWhatADeadLeaderHasBegunIsGivenBackByAnAbort(t *testing.T) {
+	in(t, func(t *testing.T) {
+		f := newField(t, 30, "p1")
+		c := f.controller("p1", f.w.st)
+		stop := f.lead(c)
+		f.w.mute.Store(true) // topics stay fenced
+		f.start("sw-1", c, func(b *switching.Batch) { b.Ends = []int{30} })
+		f.await("sw-1", "moving", func(b switching.Batch) bool { return b.State == switching.BatchMoving })
+		time.Sleep(time.Second) // of the bubble
+		stop()
+		f.change("sw-1", func(b *switching.Batch) { b.Abort = true })
+		defer f.lead(f.controller("p2", f.w.st.Join()))()
+		b := f.await("sw-1", "over", isOver)
+		if b.State != switching.BatchAborted || b.Count.Moved != 0 || b.Count.Failed != 4 {
+			t.Errorf("%+v", b)
+		}
+		if entries, err := f.w.st.Entries(t.Context()); err != nil || len(entries) != 0 {
+			t.Errorf("%+v, %v", entries, err)
+		}
+	})
+}
+
 // SW-16: a topic that somebody else moves is left to him, by name.
 func TestATopicInAnotherSwitchIsLeftToIt(t *testing.T) {
 	in(t, func(t *testing.T) {

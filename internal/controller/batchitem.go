@@ -118,7 +118,7 @@ func (d *batchDriver) follow(ctx context.Context, j job, rec switching.Record) (
 	}
 	switch rec.State {
 	case switching.StateAborted:
-		e.State = switching.ItemFailed
+		e.State, e.Attempt = switching.ItemFailed, rec.Attempt
 	case switching.StateReturned:
 		e = switching.TakenBack(rec)
 	}
