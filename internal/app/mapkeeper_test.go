@@ -112,6 +112,48 @@ func TestABucketThatIsMendedAndEmptyHidesItsTopicsNoMore(t *testing.T) {
 	}
 }
 
+// A bucket that cannot be read when a proxy starts leaves what its own disk has of it in force, and what came before the map was whole counts as it came last. Parts that are mended
+// are bad no more.
+func TestWhatCannotBeReadAtTheStartIsWhatTheDiskHas(t *testing.T) {
+	st := store.NewMemory()
+	defer st.Close()
+	k := newMapKeeper(st, slog.New(slog.DiscardHandler), nil)
+	k.loops, k.self = noLoops{}, func() store.Proxy { return store.Proxy{} }
+	topic, err := route.ParseTopic("persistent://acme/orders/created")
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := route.Entry{Topic: topic.Base(), Cluster: "b"}
+	own, another := route.Bucket(e.Topic), (route.Bucket(e.Topic)+1)%route.BucketCount
+	onDisk, err := route.Empty().WithEntry(e.Topic, &e)
+	if err != nil {
+		t.Fatal(err)
+	}
+	k.table.Store(onDisk)
+	k.known = store.Known{Map: "m", Versions: map[int]string{own: "1"}}
+	bad := func(when string, want int64) {
+		t.Helper()
+		if n := k.bad.Load(); n != want {
+			t.Errorf("%s: %d bad parts, want %d", when, n, want)
+		}
+	}
+	wrong := errors.New("checksum does not match")
+	k.update(t.Context(), store.Update{Map: "m", Bad: map[int]error{own: wrong, route.RulesBucket: wrong}, Buckets: map[int][]route.Entry{another: nil}, Versions: map[int]string{another: "1"}})
+	k.update(t.Context(), store.Update{Buckets: map[int][]route.Entry{another: nil}, Synced: true})
+	if d := k.table.Load().Decide(topic, "a"); d.Cluster != "b" {
+		t.Errorf("a bucket that cannot be read: %+v, want what the disk has", d)
+	}
+	if known := k.served().known.Versions; known[own] != "1" || known[another] != "" {
+		t.Errorf("versions %v, want that of the disk alone: the other bucket came again without one", known)
+	}
+	bad("at the start", 2)
+	k.update(t.Context(), store.Update{Rules: &[]route.Rule{}})
+	bad("after the rules were mended", 1)
+	k.update(t.Context(), store.Update{Buckets: map[int][]route.Entry{own: {e}}})
+	bad("after the bucket was mended", 0)
+	k.tasks.Wait()
+}
+
 // countingLoops takes what is posted and never runs it.
 type countingLoops struct{ posted atomic.Int64 }
 
