@@ -45,6 +45,9 @@ func (s *scriptedStore) Running(context.Context) ([]switching.Record, error) { r
 // PutAck may come before a test ends: an entry that it delivers is of a switch.
 func (s *scriptedStore) PutAck(context.Context, string, switching.Ack) error { return nil }
 
+// Lease is looked at now and then while a test lasts.
+func (s *scriptedStore) Lease() time.Duration { return store.Boottime() + time.Minute }
+
 // run keeps the map of s with a copy in dir until the returned function is called.
 func (s *scriptedStore) run(t *testing.T, dir string) (k *mapKeeper, stop func()) {
 	t.Helper()
