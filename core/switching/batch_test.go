@@ -493,6 +493,13 @@ func TestANamespaceHasItsRuleOnceNothingIsLeftOnTheOldCluster(t *testing.T) {
 	r.expect(BatchDone, "", 15, 0, 0)
 }
 
+func TestTopicsThatARecordCountsAndNoPartHasAreFoundAgain(t *testing.T) {
+	r := newRun(t, 10, func(b *Batch) { b.Namespace, b.State, b.Ends = "acme/orders", BatchMoving, []int{1, 10, 12} })
+	r.rounds = [][]string{{"persistent://acme/orders/new1", "persistent://acme/orders/new2"}}
+	r.drive()
+	r.expect(BatchDone, "", 12, 0, 0)
+}
+
 func TestASwitchThatItsLeaderHasLeftBehindIsBegunAgain(t *testing.T) {
 	r := newRun(t, 10, func(b *Batch) { b.Limits.MaxHoldMillis = 5000 })
 	died := true

@@ -109,6 +109,9 @@ type BatchRun struct {
 func NewBatchRun(b Batch, items []BatchItem) *BatchRun {
 	r := &BatchRun{b: b, items: items, dirty: make([]bool, len(items)), busy: map[int]bool{}, written: true}
 	r.b.Ends = slices.Clone(b.Ends)
+	for i, end := range r.b.Ends {
+		r.b.Ends[i] = min(end, len(items)) // what a frozen leader has written over was found for the rule, and is found again
+	}
 	if n := len(b.Ends); n > 0 && b.Ends[n-1] < len(items) {
 		r.b.Ends, r.written = append(r.b.Ends, len(items)), false // topics that were found for the rule: their leader died before it wrote that
 	}
