@@ -24,6 +24,7 @@ type moving struct {
 	fence   func(Fenced) // who waits until everything that was forwarded is answered; nil when nobody does
 	waiting int          // what it waits for: handles that are awaited, debts that are open, and marks
 	round   int          // counts the fences
+	since   time.Time    // when the fence was asked for
 	why     string       // why the fence is not clean, when that was found out during it
 
 	parked []*parked // lookups and creations, in the order in which they came
@@ -78,7 +79,7 @@ func (sh *Shard) Fence(now time.Time, base string, key switching.Key, done func(
 	if m == nil || !m.fenced() {
 		return // overtaken: the map has gone on
 	}
-	m.key, m.fence, m.why = key, done, ""
+	m.key, m.fence, m.why, m.since = key, done, "", now
 	m.await()
 	m.maybeDone(now)
 }

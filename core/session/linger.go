@@ -4,7 +4,7 @@ import "time"
 
 // This file gives the clients of a topic that has moved the time to work off what they have in hand. Libraries throw away what they have not handed to the application when their
 // consumer is closed, and keep acknowledgements back for up to 100 ms. Those of batches they send when the whole batch is done. So the consumers of a fenced topic, which get nothing any more, are closed when their
-// clients have fallen silent: what they acknowledge until then is not delivered again. Producers, and consumers that said nothing during the fence, do not wait.
+// clients have said nothing for a while, the beginning of the fence counting as a word: what they acknowledge until then is not delivered again. Producers, and consumers that were never given a message, do not wait.
 
 const (
 	// lingerQuiet is how long a client must have said nothing about a consumer: longer than libraries keep acknowledgements back.
@@ -51,7 +51,11 @@ func busySubscriptions(now time.Time, list []*handle) map[subscriptionKey]time.T
 		if !h.mayLinger() {
 			continue
 		}
-		if quiet := h.motion.heard.Add(lingerQuiet); quiet.After(now) && quiet.After(busy[h.key()]) {
+		heard := h.motion.heard
+		if since := h.motion.m.since; h.given && since.After(heard) {
+			heard = since // it may be at work, and its library may keep its acknowledgements back for longer than the fence lasted
+		}
+		if quiet := heard.Add(lingerQuiet); quiet.After(now) && quiet.After(busy[h.key()]) {
 			if busy == nil {
 				busy = make(map[subscriptionKey]time.Time)
 			}

@@ -40,6 +40,7 @@ type handle struct {
 	tag      uint64 // epoch in the message ids that the client sees; 0: none
 
 	fleeting bool      // a consumer that no cluster remembers: a reader
+	given    bool      // a consumer that has been given a message
 	judged   bool      // its frames are judged one by one: its topic moves, it is evicting or evicted, or it is such a reader
 	again    bool      // creating: it was live when the client asked for it once more
 	answered bool      // creating: the broker has answered, and will once more when the producer is ready

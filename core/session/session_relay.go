@@ -339,6 +339,7 @@ func (l *leg) judgeMessage(frame []byte, h codec.Head) verdict {
 		if c.leg != l {
 			return drop // of one that had the id before
 		}
+		c.given = true
 		if c.judged {
 			if v := l.judgedMessage(c, frame, h); v != forward {
 				return v
