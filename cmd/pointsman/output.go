@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"io"
 	"strings"
-	"unicode/utf8"
+	"text/tabwriter"
 
 	"github.com/goccy/go-yaml"
 
@@ -49,21 +49,14 @@ func (c *cli) encode(v any) error {
 
 // writeRows aligns columns, also where cells at the end of a row are empty; the first row is the heading.
 func writeRows(w io.Writer, rows [][]string) {
-	var widths []int
+	var table strings.Builder
+	t := tabwriter.NewWriter(&table, 0, 8, 2, ' ', 0)
 	for _, r := range rows {
-		for i, cell := range r {
-			if i == len(widths) {
-				widths = append(widths, 0)
-			}
-			widths[i] = max(widths[i], utf8.RuneCountInString(cell))
-		}
+		fmt.Fprintln(t, strings.Join(r, "\t"))
 	}
-	for _, r := range rows {
-		var line strings.Builder
-		for i, cell := range r {
-			line.WriteString(cell + strings.Repeat(" ", widths[i]-utf8.RuneCountInString(cell)+2))
-		}
-		fmt.Fprintln(w, strings.TrimRight(line.String(), " "))
+	_ = t.Flush()
+	for line := range strings.Lines(table.String()) {
+		fmt.Fprintln(w, strings.TrimRight(line, " \n"))
 	}
 }
 

@@ -211,16 +211,16 @@ func unplanned(err error, to string) error {
 
 // nothingFound refuses a request for which there are no topics at all: most often its name is wrong.
 func nothingFound(req switching.BatchRequest, scope string, percent float64) *Error {
-	e := &Error{
-		Code: CodeAlreadyThere, Message: fmt.Sprintf("nothing to move: there is no topic of it (%s), neither in the map nor on the cluster that its namespace is mapped to", scope),
-		Remedy: fmt.Sprintf("is the name right? `pointsman routes ls %s` and `pulsar-admin topics list %s` name what there is; for topics that are still to come, `pointsman routes set %s %s`", req.Namespace, req.Namespace, req.Namespace, req.To),
+	remedy := fmt.Sprintf("is the name right? `pointsman routes ls %s` and `pulsar-admin topics list %s` name what there is", req.Namespace, req.Namespace)
+	switch {
+	case percent > 0 && percent < 100:
+		remedy = "name a larger share: one of few topics may have none; and is the name right?"
+	case req.Prefix == "":
+		remedy += fmt.Sprintf("; for topics that are still to come, `pointsman routes set %s %s`", req.Namespace, req.To)
 	}
-	if percent > 0 && percent < 100 {
-		e.Remedy = "name a larger share: one of few topics may have none; and is the name right?"
-	} else if req.Prefix != "" {
-		e.Remedy = fmt.Sprintf("is the name right? `pointsman routes ls %s` and `pulsar-admin topics list %s` name what there is", req.Namespace, req.Namespace)
+	return &Error{
+		Code: CodeAlreadyThere, Message: fmt.Sprintf("nothing to move: there is no topic of it (%s), neither in the map nor on the cluster that its namespace is mapped to", scope), Remedy: remedy,
 	}
-	return e
 }
 
 func thereDetails(names []string, to string) []Detail {

@@ -199,7 +199,8 @@ func subscriptionsOf(carried []switching.Carried) []string {
 func tailsOf(tail string) ([]route.Tail, error) {
 	var tails []route.Tail
 	for line := range strings.SplitSeq(tail, "\n") {
-		p, err := pulsaradmin.ParsePosition(line[strings.LastIndexByte(line, '=')+1:]) // a name may have one
+		_, at := cutEnd(line)
+		p, err := pulsaradmin.ParsePosition(at)
 		if err != nil {
 			return nil, err
 		}

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"pointsman/core/route"
 	"pointsman/core/switching"
 	"pointsman/internal/pulsaradmin"
 )
@@ -274,8 +275,8 @@ func (s *survey) makeNamespace(namespace, cluster string) string {
 
 // namespaceOf is that of a topic (base name).
 func namespaceOf(topic string) string {
-	n := strings.TrimPrefix(topic, "persistent://")
-	return n[:max(0, strings.LastIndex(n, "/"))]
+	t, _ := route.ParseTopic(topic)
+	return t.Namespace()
 }
 
 func partitions(n int) string {

@@ -176,11 +176,17 @@ func (t *pulsarTopic) positions(tail string) ([]pulsaradmin.Position, error) {
 func tailMap(tail string) map[string]string {
 	ends := map[string]string{}
 	for line := range strings.SplitSeq(tail, "\n") {
-		if i := strings.LastIndexByte(line, '='); i >= 0 { // a name may have one
-			ends[line[:i]] = line[i+1:]
+		if name, at := cutEnd(line); name != "" {
+			ends[name] = at
 		}
 	}
 	return ends
+}
+
+// cutEnd splits a line of Tail; name is "" without one.
+func cutEnd(line string) (name, at string) {
+	i := strings.LastIndexByte(line, '=') // a name may have one
+	return line[:max(i, 0)], line[i+1:]
 }
 
 func tailText(ends map[string]string) string {

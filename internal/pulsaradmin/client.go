@@ -233,7 +233,7 @@ func (c *Client) call(ctx context.Context, method, path string, body, into any) 
 	var err error
 	if p := patienceOf(ctx, method); p != nil {
 		a, err = p.repeat(ctx, c, func(n int) (answer, error) {
-			return c.ask(ctx, method, path, payload, n-1, func() time.Duration { return p.limit(ctx, n) })
+			return c.ask(ctx, method, path, payload, n-1, func() time.Duration { return patientLimit(ctx, n) })
 		})
 	} else {
 		a, err = c.ask(ctx, method, path, payload, 0, func() time.Duration { return CallTimeout })

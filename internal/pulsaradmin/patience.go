@@ -14,9 +14,6 @@ import (
 // Patience has a cluster asked again that does not answer a question: an overloaded broker that lets one of a hundred time out is no broker that is gone. A
 // preflight is patient; a fence, which publishers wait for, is not, and repeats its steps by itself. It counts what had to be asked again.
 type Patience struct {
-	asks  int           // how often a question is put at most
-	least time.Duration // that each time may take, at least, while the caller's deadline lasts
-
 	mu   sync.Mutex
 	late map[string]int // guarded by mu: by cluster, how many questions were answered only when they were asked again
 }
@@ -34,7 +31,7 @@ type patienceKey struct{}
 
 // Patiently has all questions (GET and HEAD) that are asked with the context it returns put up to three times, within the deadline of ctx.
 func Patiently(ctx context.Context) (context.Context, *Patience) {
-	p := &Patience{asks: asks, least: leastWait, late: map[string]int{}}
+	p := &Patience{late: map[string]int{}}
 	return context.WithValue(ctx, patienceKey{}, p), p
 }
 
@@ -54,10 +51,10 @@ func patienceOf(ctx context.Context, method string) *Patience {
 	return p
 }
 
-// limit is how long a question may take that is put for the nth time.
-func (p *Patience) limit(ctx context.Context, n int) time.Duration {
+// patientLimit is how long a question may take that is put for the nth time.
+func patientLimit(ctx context.Context, n int) time.Duration {
 	if deadline, ok := ctx.Deadline(); ok {
-		return min(CallTimeout, max(time.Until(deadline)/time.Duration(p.asks-n+1), p.least))
+		return min(CallTimeout, max(time.Until(deadline)/time.Duration(asks-n+1), leastWait))
 	}
 	return CallTimeout
 }
@@ -74,7 +71,7 @@ func (p *Patience) repeat(ctx context.Context, c *Client, ask func(n int) (answe
 			}
 			return a, err
 		}
-		if n < p.asks {
+		if n < asks {
 			pause := time.NewTimer(asksApart)
 			select {
 			case <-pause.C:
