@@ -240,7 +240,7 @@ func (m *model) learn(w *world, i int, e route.Entry) {
 		if m.drain && h.on {
 			m.followDrain(h, k, was, now)
 		}
-		if (now.State == route.StateActive || now.State == route.StateDraining) && h.held != 0 {
+		if (now.State == route.StateActive || now.State == route.StateDraining || now.State == route.StatePrepared) && h.held != 0 { // of prepared: when the watch has skipped the abort
 			if now.Cluster == "b" && (!m.drain || h.b) {
 				w.ackB[k] |= h.held
 			} else if !m.drain || !h.b {
