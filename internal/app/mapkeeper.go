@@ -215,17 +215,11 @@ func (k *mapKeeper) collect(u store.Update) {
 	}
 	for i, entries := range u.Buckets {
 		k.initial.Buckets[i] = entries
-		delete(k.initial.Bad, i)
 		delete(k.initial.Versions, i)
 	}
 	maps.Copy(k.initial.Versions, u.Versions)
-	for _, i := range u.Kept {
-		k.initial.Kept = append(k.initial.Kept, i)
-		delete(k.initial.Bad, i)
-	}
-	for i, err := range u.Bad {
-		k.initial.Bad[i] = err
-	}
+	k.initial.Kept = append(k.initial.Kept, u.Kept...)
+	maps.Copy(k.initial.Bad, u.Bad)
 	if u.Rules != nil {
 		k.initial.Rules = u.Rules
 	}
