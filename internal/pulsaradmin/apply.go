@@ -259,11 +259,7 @@ func (p *Pair) readAround(ctx context.Context, c *Cursor, plan *Plan) error {
 // backlog is what the new cluster counts for a plan, with the log as it was loaded.
 func (p *Pair) backlog(plan *Plan) int64 {
 	log := &p.to.in.Log
-	n := log.Len() - log.Index(plan.First)
-	for _, r := range plan.Holes {
-		n -= log.Index(Position{r.Last.Ledger, r.Last.Entry + 1}) - log.Index(Position{r.After.Ledger, r.After.Entry + 1})
-	}
-	return n
+	return log.without(log.Index(plan.First), log.Len(), plan.Holes)
 }
 
 // resetTo is the body of calls that place a subscription.

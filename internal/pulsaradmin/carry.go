@@ -109,7 +109,7 @@ type Plan struct {
 	// Backlog is what the new cluster will count for the subscription, in entries, markers included, with nothing written meanwhile.
 	Backlog int64
 	// Unacked is how many messages were delivered by the old cluster and not acknowledged, as far as can be told: they may come again, as they would have
-	// there. Brokers count them for shared subscriptions only; for the others they are counted from the cursor when By.Bare, because then they do come.
+	// there. Brokers count them for shared subscriptions only; for the others they are counted from the cursor to what was read for it.
 	Unacked int64
 	// Repeated is how many entries that were acknowledged one by one will come again, because they lie too far behind First to be carried.
 	Repeated int64
@@ -142,7 +142,7 @@ func (p *Pair) Plan(ctx context.Context, s Sub) (Plan, error) {
 	}
 	plan.First, plan.How = found.Position, found.How
 	plan.By = found.By
-	if plan.Unacked, err = p.inHand(ctx, &s, found.Entry, plan.By.Bare()); err != nil {
+	if plan.Unacked, err = p.inHand(ctx, &s, found.Entry); err != nil {
 		return fail(err)
 	}
 	switch {
@@ -202,7 +202,7 @@ func givenOf(s *Sub) (g given) {
 }
 
 // inHand is how many messages the consumers of a subscription have been given and did not acknowledge; first is the first one that is not acknowledged.
-func (p *Pair) inHand(ctx context.Context, s *Sub, first Entry, bare bool) (n int64, err error) {
+func (p *Pair) inHand(ctx context.Context, s *Sub, first Entry) (n int64, err error) {
 	now := givenOf(s)
 	p.mu.Lock()
 	before, noted := p.given[s.Name]
@@ -213,18 +213,21 @@ func (p *Pair) inHand(ctx context.Context, s *Sub, first Entry, bare bool) (n in
 		}
 		n = max(n, before.unacked)
 	}
-	if !bare || n > 0 || first.Position == NoPosition || s.Type == "Shared" || s.Type == "Key_Shared" {
+	if n > 0 || first.Position == NoPosition || !first.Position.Before(now.read) || s.Type == "Shared" || s.Type == "Key_Shared" {
 		return n, nil
 	}
-	i := p.from.in.Index(first.Position)
-	err = p.from.forward(ctx, i, func(e Entry) (bool, error) {
-		switch at := p.from.in.Index(e.Position); {
-		case !e.Position.Before(now.read):
+	log := &p.from.in.Log
+	i, end := log.Index(first.Position), log.Index(now.read)
+	begin := max(i, end-maxInHand)
+	n = log.without(i, begin, s.Cursor.Acked)
+	if err = p.from.readAhead(ctx, begin, end-begin); err != nil {
+		return 0, err
+	}
+	err = p.from.forward(ctx, begin, func(e Entry) (bool, error) {
+		if !e.Position.Before(now.read) {
 			return true, nil
-		case at-i >= maxInHand: // more than any client keeps: the rest is not looked at
-			n += p.from.in.Index(now.read) - at
-			return true, nil
-		case e.deliverable() && !s.Cursor.acked(e.Position):
+		}
+		if e.deliverable() && !s.Cursor.acked(e.Position) {
 			n += int64(e.Messages)
 		}
 		return false, nil
@@ -232,7 +235,7 @@ func (p *Pair) inHand(ctx context.Context, s *Sub, first Entry, bare bool) (n in
 	return n, err
 }
 
-// maxInHand is how many entries behind the first unacknowledged one are looked at for how many messages they have.
+// maxInHand is how many entries are looked at for how many messages they have, up to the last one that was given: more than any client keeps. Of those before them each counts as one.
 const maxInHand = 4_096
 
 // firstUnacked finds the copy of the first message that is not acknowledged.

@@ -223,7 +223,9 @@ func TestTheForecastIsOfWhatConsumersHave(t *testing.T) {
 		"shared, forgotten":                               {kind: "Shared", before: consumers(40), want: 40},
 		"shared, more by now":                             {kind: "Shared", before: consumers(1), after: consumers(3), want: 3},
 		"shared, all acknowledged since":                  {kind: "Shared", before: consumers(40), done: true},
-		"exclusive, exact copies":                         {kind: "Exclusive", after: consumers(0)},
+		"exclusive":                                       {kind: "Exclusive", after: consumers(0), want: 5 * 10}, // brokers do not count those
+		"failover, forgotten":                             {kind: "Failover", before: consumers(0, 0), want: 5 * 10},
+		"exclusive, no consumer":                          {kind: "Exclusive"},
 		"exclusive, copies that say nothing":              {kind: "Exclusive", silent: true, after: consumers(0), want: 5 * 10},
 		"exclusive, copies that say nothing, forgotten":   {kind: "Exclusive", silent: true, before: consumers(0), want: 5 * 10},
 		"exclusive, copies that say nothing, no consumer": {kind: "Exclusive", silent: true},
@@ -270,6 +272,34 @@ func TestTheForecastIsOfWhatConsumersHave(t *testing.T) {
 				t.Errorf("plan %+v; want %d in hand, and a note if copies do not say where they come from", plan, c.want)
 			}
 		})
+	}
+}
+
+// One old message that nobody acknowledges has thousands of acknowledged ones behind it, which do not come again: not all of them are read, and none is counted.
+func TestTheForecastBehindAnOldMessageReadsLittle(t *testing.T) {
+	a, b := newFake("a", 7), newFake("b", 3)
+	for i := range 12_000 {
+		e := message("p", i)
+		e.Messages = 10
+		a.append(e)
+	}
+	settle(a, b)
+	sub(a, "s", 0)
+	s, cursor := a.subs["s"], a.cursors["s"]
+	s.Type, s.Consumers, cursor.Read = "Exclusive", []Consumer{{}}, a.entries[11_900].Position
+	cursor.Acked = []Range{{a.entries[0].Position, a.entries[5_000].Position}, {a.entries[5_002].Position, a.entries[11_800].Position}}
+	a.subs["s"], a.cursors["s"] = s, cursor
+	p := newPair("persistent://t/n/x", a, b)
+	plans, err := p.Plans(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The old one and two more count as one message each, being far from what was delivered last.
+	if n, want := plans[0].Unacked, int64(1+2+99*10); n != want {
+		t.Errorf("%d messages in hand, want %d", n, want)
+	}
+	if n := a.reads; n > 50 {
+		t.Errorf("cluster a was read %d times", n)
 	}
 }
 

@@ -133,6 +133,16 @@ func (l *Log) Index(p Position) int64 {
 	return n
 }
 
+// without counts the entries from index i on and before index end that are in none of the ranges, which do not overlap.
+func (l *Log) without(i, end int64, ranges []Range) int64 {
+	n := max(0, end-i)
+	for _, r := range ranges {
+		first, next := l.Index(Position{r.After.Ledger, r.After.Entry + 1}), l.Index(Position{r.Last.Ledger, r.Last.Entry + 1})
+		n -= max(0, min(next, end)-max(first, i))
+	}
+	return n
+}
+
 // At is the entry with index i, which must be at least 0 and less than Len.
 func (l *Log) At(i int64) Position {
 	for _, ledger := range l.Ledgers {
