@@ -25,18 +25,16 @@ func (p *Pair) translateAlone(ctx context.Context, pos Position) (Translation, e
 	if p.to.in.Len() == 0 {
 		return none("cluster " + now + " has no message")
 	}
-	at, how, err := p.search(ctx, key{cluster: old, position: pos}, p.to.in.End())
+	t, err := p.byCopies(ctx, pos)
 	switch {
 	case err != nil:
 		return Translation{}, err
-	case how == ByOrigin:
-		return Translation{At: at, Next: Position{at.Ledger, at.Entry + 1}, How: how}, nil
-	case how == NotThere: // a marker, or removed by retention: what follows counts
-		return Translation{At: NoPosition, Next: at, How: how}, nil
-	case how == AtEnd:
+	case t.How == AtEnd:
 		return none("the message at " + pos.String() + " never came to cluster " + now)
+	case t.How == "":
+		return none("the copies on cluster " + now + " do not say where they come from")
 	}
-	return none("the copies on cluster " + now + " do not say where they come from")
+	return t, nil
 }
 
 // dead is the side of a cluster that is not asked.

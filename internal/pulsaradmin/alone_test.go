@@ -42,6 +42,19 @@ func TestAPositionOnADeadClusterIsFoundByTheCopiesAlone(t *testing.T) {
 			t.Errorf("a message that never came: %+v, %v", got, err)
 		}
 	}
+	// The topic was on b first: what its reader had of that on a, b does not know.
+	b := newFake("b", 3)
+	for i := range int64(20) {
+		b.append(Entry{Time: 1000 + i, Producer: "q", Sequence: i, Messages: 1, Source: NoPosition})
+	}
+	b.append(Entry{Time: 2000, Producer: "p", Messages: 1, From: "a", Source: Position{7, 20}})
+	first := newPair("persistent://t/n/x", dead{cluster: "a"}, b)
+	if err := first.to.load(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := first.translateAlone(context.Background(), Position{7, 5}); err != nil || got.At != NoPosition || got.Next != (Position{3, 0}) {
+		t.Errorf("a copy of b's own: %+v, %v; want the oldest message", got, err)
+	}
 	silent := newFake("b", 3)
 	silent.silent = true
 	silent.append(Entry{Time: 1, Producer: "p", Messages: 1, From: "a", Source: Position{7, 0}})

@@ -22,6 +22,7 @@ type fakeTopic struct {
 	reads   int  // calls that read entries
 	moves   int  // cursors moved or made
 	hidden  bool // subscriptions are there and are not told
+	deleted bool
 }
 
 func newFake(cluster string, firstLedger int64) *fakeTopic {
@@ -56,6 +57,9 @@ func (f *fakeTopic) Close()          {}
 func (f *fakeTopic) Load(context.Context) (Internal, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if f.deleted {
+		return Internal{}, &Error{Cluster: f.cluster, Call: "load", Status: 404}
+	}
 	in := Internal{Log: Log{Last: f.last}, Cursors: maps.Clone(f.cursors)}
 	for _, e := range f.entries {
 		if n := len(in.Ledgers); n == 0 || in.Ledgers[n-1].ID != e.Position.Ledger {

@@ -170,7 +170,7 @@ func (p *Pair) copyOf(ctx context.Context, e Entry) (Found, error) {
 		return Found{}, err
 	}
 	if origin, ok := e.origin(p.from.Cluster()); ok {
-		at, how, err := p.search(ctx, origin, guess)
+		at, how, _, err := p.search(ctx, origin, guess)
 		if err != nil {
 			return Found{}, err
 		}
@@ -186,11 +186,11 @@ func (p *Pair) copyOf(ctx context.Context, e Entry) (Found, error) {
 
 // search finds the copy of an entry by its origin: copies from one cluster lie in the order that they had there, so that comparing one tells on
 // which side to go on. how is AtEnd when all of them come before, and "" as soon as a copy does not say where it comes from: then all of them may not, and
-// looking for one that does would mean reading the whole log.
-func (p *Pair) search(ctx context.Context, want key, guess Position) (at Position, how How, err error) {
+// looking for one that does would mean reading the whole log. lo is the index right behind the last copy that is known to come before it, whatever else is returned.
+func (p *Pair) search(ctx context.Context, want key, guess Position) (at Position, how How, lo int64, err error) {
 	var after *Entry // the first known copy that does not come before the wanted one
 	seen, bare := false, false
-	lo, hi := int64(0), p.to.in.Len() // copies below lo come before it, those from hi on do not
+	hi := p.to.in.Len() // copies below lo come before it, those from hi on do not
 	next := min(p.to.in.Index(guess), hi-1)
 	// judge narrows the interval by the entry with index i and tells whether it is a copy from that cluster.
 	judge := func(e *Entry, i int64) bool {
@@ -226,20 +226,20 @@ func (p *Pair) search(ctx context.Context, want key, guess Position) (at Positio
 				}
 				e, err := p.to.at(ctx, p.to.in.At(i))
 				if err != nil {
-					return NoPosition, "", err
+					return NoPosition, "", lo, err
 				}
 				judged = judge(&e, i)
 			}
 		}
 		if bare {
-			return NoPosition, "", nil
+			return NoPosition, "", lo, nil
 		}
 		if after != nil && after.isCopy(want, p.to.Cluster()) {
-			return after.Position, ByOrigin, nil
+			return after.Position, ByOrigin, lo, nil
 		}
 		if !judged {
 			if hi-lo > maxScan {
-				return NoPosition, "", fmt.Errorf("%s: the copy of %v of cluster %s cannot be found on cluster %s: it would lie among %d messages that come from elsewhere", p.Topic, want.position, want.cluster, p.to.Cluster(), hi-lo)
+				return NoPosition, "", lo, fmt.Errorf("%s: the copy of %v of cluster %s cannot be found on cluster %s: it would %w: %d", p.Topic, want.position, want.cluster, p.to.Cluster(), errElsewhere, hi-lo)
 			}
 			break
 		}
@@ -250,16 +250,19 @@ func (p *Pair) search(ctx context.Context, want key, guess Position) (at Positio
 	})
 	switch {
 	case err != nil || bare:
-		return NoPosition, "", err
+		return NoPosition, "", lo, err
 	case after != nil && after.isCopy(want, p.to.Cluster()):
-		return after.Position, ByOrigin, nil
+		return after.Position, ByOrigin, lo, nil
 	case after != nil:
-		return after.Position, NotThere, nil
+		return after.Position, NotThere, lo, nil
 	case seen:
-		return NoPosition, AtEnd, nil
+		return NoPosition, AtEnd, lo, nil
 	}
-	return NoPosition, "", nil
+	return NoPosition, "", lo, nil
 }
+
+// errElsewhere: a search gives up.
+var errElsewhere = errors.New("lie among too many messages that come from elsewhere")
 
 // isCopy tells whether the entry, stored on cluster where, has that origin.
 func (e *Entry) isCopy(origin key, where string) bool {
@@ -333,10 +336,10 @@ type Translation struct {
 	// At is the copy of the entry itself, for a seek to it or a position inside of a batch (batch indexes are the same); NoPosition when there is
 	// none: it was a marker, or is gone.
 	At Position
-	// Next is the first one to be delivered to somebody who has had the entry: right behind the copy or, without one, the copy of the first message
-	// that follows on the old cluster.
+	// Next is the first one to be delivered to somebody who has had the entry: right behind the copy. Without one it is the copy of the first message that follows on
+	// the old cluster or, where that cannot tell, what follows the last copy of one before it: nothing that he has not had lies before it.
 	Next Position
-	How  How
+	How  How // "" when copies do not tell
 }
 
 // Translate says where a stored message id of cluster old lies on cluster now. topic is the full name, with its partition. An id that means "earliest" or
@@ -344,20 +347,51 @@ type Translation struct {
 func Translate(ctx context.Context, topic string, old, now *Client, pos Position) (Translation, error) {
 	p := NewPair(topic, old, now)
 	defer p.Close()
-	if err := p.Load(ctx); err != nil {
+	if err := p.LoadForIDs(ctx); err != nil {
 		return Translation{}, err
 	}
 	return p.Translate(ctx, pos)
 }
 
+// LoadForIDs is Load for Translate alone: the old cluster may not have the topic any more.
+func (p *Pair) LoadForIDs(ctx context.Context) error {
+	err := p.Load(ctx)
+	if errors.Is(err, ErrNotFound) {
+		return p.to.load(ctx)
+	}
+	return err
+}
+
 // Translate is the function of that name, over what was loaded.
 func (p *Pair) Translate(ctx context.Context, pos Position) (Translation, error) {
-	f, err := p.Find(ctx, pos)
-	if err != nil {
-		return Translation{}, err
+	if old := &p.from.in; old.Len() == 0 || !old.Has(pos) && pos.Before(old.End()) {
+		return p.byCopies(ctx, pos) // the new cluster may still have what the old one removed
 	}
-	if f.Entry.Position != pos || !f.How.Exact() { // the entry itself is no message, or has no copy: what follows it counts
+	f, err := p.Find(ctx, pos)
+	switch {
+	case err != nil:
+		return Translation{}, err
+	case f.How == NotThere:
+		return p.byCopies(ctx, pos)
+	case f.Entry.Position != pos || !f.How.Exact(): // the entry itself is no message, or has no copy: what follows it counts
 		return Translation{At: NoPosition, Next: f.Position, How: f.How}, nil
 	}
 	return Translation{At: f.Position, Next: f.Next, How: f.How}, nil
+}
+
+// byCopies is Translate by what the copies on the new cluster say alone.
+func (p *Pair) byCopies(ctx context.Context, pos Position) (Translation, error) {
+	at, how, lo, err := p.search(ctx, key{cluster: p.from.Cluster(), position: pos}, p.to.in.End())
+	switch {
+	case errors.Is(err, errElsewhere):
+		how = NotThere
+	case err != nil:
+		return Translation{}, err
+	case how == ByOrigin:
+		return Translation{At: at, Next: Position{at.Ledger, at.Entry + 1}, How: how}, nil
+	}
+	if lo < p.to.in.Len() {
+		return Translation{At: NoPosition, Next: p.to.in.At(lo), How: how}, nil
+	}
+	return Translation{At: NoPosition, Next: p.to.in.End(), How: how}, nil
 }
