@@ -244,6 +244,7 @@ func sessionNow(t *testing.T, output string) string {
 	run("switch list --limit 1")
 	s.leader, _ = admintest.Lead(t, s.st.Join(), "p1", &admintest.Topic{}, func(c *controller.Config) { c.Fleet = s.servers["p1"] })
 	run("switch resume " + id)
+	run("switch resume " + id + " --force")
 	run("switch status " + id)
 	run("switch abort " + id)
 	findings()

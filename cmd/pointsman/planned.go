@@ -129,7 +129,7 @@ func (c *cli) switchResume() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "resume ID",
 		Short: "Let a paused switch begin, or an aborted one begin anew",
-		Long: `Let a paused switch begin, or ask for the next attempt of an aborted one, which has a preflight before it. A batch goes on, whatever had paused it, and
+		Long: `Let a paused switch begin, or ask for the next attempt of an aborted one; there is a preflight before it. A batch goes on, whatever had paused it, and
 tries those topics again that have failed or were blocked; also one that has ended incomplete or was aborted.
 
 ` + exitHelp,

@@ -317,7 +317,7 @@ func (s *Server) handlePause(ctx context.Context, r *SwitchCommand) (any, error)
 	})
 }
 
-// handleResume lets paused switches begin, and asks for the next attempt of aborted ones, after a preflight.
+// handleResume lets paused switches begin, and asks for the next attempt of aborted ones, after a preflight: what was fine when they were asked for need not be so any more.
 func (s *Server) handleResume(ctx context.Context, r *SwitchCommand) (any, error) {
 	if b, ok, err := s.storedBatch(ctx, r.ID); err != nil || ok {
 		return orError(func() (*SwitchStatus, error) { return s.resumeBatch(ctx, b, r) }, err)
@@ -326,10 +326,12 @@ func (s *Server) handleResume(ctx context.Context, r *SwitchCommand) (any, error
 	if err != nil {
 		return nil, err
 	}
-	again := map[string]uint64{} // by id: the epoch that the next attempt writes
+	again := map[string]uint64{} // by id, of aborted ones: the epoch that the next attempt writes
 	var moves []move
+	var ended []string // topics of aborted ones: somebody else may have them by now
 	for _, rec := range records {
-		if rec.State != switching.StateAborted {
+		aborted := rec.State == switching.StateAborted
+		if paused := rec.State == switching.StateRequested && rec.Wish == switching.WishPause && !rec.Return; !aborted && !paused {
 			continue
 		}
 		t, err := parseTopicName(rec.Topic)
@@ -343,11 +345,14 @@ func (s *Server) handleResume(ctx context.Context, r *SwitchCommand) (any, error
 		if d.Cluster != rec.From {
 			return nil, &Error{Code: CodeConflict, Message: fmt.Sprintf("%s is on %s by now, not on %s where switch %s began", rec.Topic, d.Cluster, rec.From, rec.ID), Remedy: "plan a new switch from there"}
 		}
-		again[rec.ID] = route.NextEpoch(d.Epoch)
+		if aborted {
+			again[rec.ID] = route.NextEpoch(d.Epoch)
+			ended = append(ended, rec.Topic)
+		}
 		moves = append(moves, move{target: t, from: rec.From, to: rec.To, epoch: d.Epoch})
 	}
 	if len(moves) > 0 {
-		if err := s.guardRunning(ctx, names(moves), ""); err != nil {
+		if err := s.guardRunning(ctx, ended, ""); err != nil {
 			return nil, err
 		}
 		checks, err := s.check(ctx, moves, order{mode: records[0].Mode, reversible: r.Reversible})

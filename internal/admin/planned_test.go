@@ -240,11 +240,31 @@ func TestAPauseKeepsASwitchFromBeginning(t *testing.T) {
 		ctl.Nudge()
 		synctest.Wait()
 		r.expect(topic1, "a", 0)
-		must(t)(c.ResumeSwitch(t.Context(), admin.SwitchCommand{ID: st.ID}))
-		if st = must(t)(c.WaitSwitch(t.Context(), st.ID, nil)); !st.Done() {
+		// Days may have passed: what was fine when it was asked for need not be so any more.
+		verdict := switching.Blocker
+		r.proxies["p1"].Do(func(f *admintest.Fields) {
+			f.Preflight = func(req switching.CheckRequest, p *switching.Preflight) error {
+				if req.Topic != topic1 || req.From != "a" || req.To != "b" || req.Mode != switching.ModePlanned {
+					t.Errorf("the preflight is asked for %+v", req)
+				}
+				p.Add(switching.Finding{Item: "subscriptions", Verdict: verdict, Evidence: "3 entries have no copy"})
+				return nil
+			}
+		})
+		_, err := c.ResumeSwitch(t.Context(), admin.SwitchCommand{ID: st.ID, Force: true})
+		refused(t, err, admin.CodePreflight, "3 entries have no copy")
+		verdict = switching.Warning
+		_, err = c.ResumeSwitch(t.Context(), admin.SwitchCommand{ID: st.ID})
+		refused(t, err, admin.CodePreflight, "3 entries have no copy")
+		synctest.Wait()
+		if st = must(t)(c.Switch(t.Context(), st.ID)); st.State != "paused" {
+			t.Errorf("refused: %+v", st)
+		}
+		must(t)(c.ResumeSwitch(t.Context(), admin.SwitchCommand{ID: st.ID, Force: true}))
+		if st = must(t)(c.WaitSwitch(t.Context(), st.ID, nil)); !st.Done() || st.Switches[0].Attempt != 1 {
 			t.Errorf("resumed: %+v", st)
 		}
-		_, err := c.PauseSwitch(t.Context(), admin.SwitchCommand{ID: st.ID})
+		_, err = c.PauseSwitch(t.Context(), admin.SwitchCommand{ID: st.ID})
 		refused(t, err, admin.CodeTooLate, "has ended")
 	})
 }

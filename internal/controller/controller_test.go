@@ -39,6 +39,7 @@ type fakeTopic struct {
 	calls      map[string]int
 	publishers []switching.Publisher
 	foreign    string
+	missing    int64 // what Carry finds to have no copy
 }
 
 func (f *fakeTopic) call(ctx context.Context, name string) error {
@@ -71,7 +72,7 @@ func (f *fakeTopic) Replicated(ctx context.Context, tail string) (string, error)
 }
 func (f *fakeTopic) Carry(ctx context.Context) ([]switching.Carried, error) {
 	time.Sleep(time.Millisecond) // of the bubble: a fence takes time
-	return []switching.Carried{{Topic: base, Subscription: "s", How: "end of what was copied", By: "producer and sequence id", First: "9:42", Unacked: 3, Repeated: 1}}, f.call(ctx, "carry")
+	return []switching.Carried{{Topic: base, Subscription: "s", How: "end of what was copied", By: "producer and sequence id", First: "9:42", Unacked: 3, Repeated: 1, Missing: f.missing}}, f.call(ctx, "carry")
 }
 func (f *fakeTopic) ReadBack(ctx context.Context) (string, error) {
 	return "", f.call(ctx, "read back")
@@ -298,6 +299,7 @@ func TestASwitchThatCannotBeSafeGivesTheTopicBack(t *testing.T) {
 		"clients of no proxy: producer \"stranger\" from 10.0.0.9:4711": func(w *world) {
 			w.topic.publishers = []switching.Publisher{{Name: "p-p1"}, {Name: "stranger", Text: `producer "stranger" from 10.0.0.9:4711`}}
 		},
+		"subscription \"s\" of " + base + ": 3 entries that are not acknowledged have no copy on cluster b": func(w *world) { w.topic.missing = 3 },
 		"p1": func(w *world) { w.mute.Store(true) },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -314,6 +316,9 @@ func TestASwitchThatCannotBeSafeGivesTheTopicBack(t *testing.T) {
 				}
 				if want := name; !contains(rec.Note, want) {
 					t.Errorf("the note %q does not say %q", rec.Note, want)
+				}
+				if n := w.topic.calls["carry"]; w.topic.missing > 0 && n != 1 {
+					t.Errorf("carried %d times: trying again brings no copy", n)
 				}
 				if rec.Receipt == nil || rec.Receipt.HoldMillis > float64(switching.FenceLimit.Milliseconds())+1000 {
 					t.Errorf("receipt: %+v", rec.Receipt)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"pointsman/core/route"
@@ -290,6 +291,17 @@ func (d *driver) assigned() (map[string]string, int) {
 	return d.brokers.brokers, d.brokers.missing
 }
 
+// skips tells that subscriptions would pass over messages. A preflight refuses that, but it may be of days ago, or not have looked at all of them; and within the fence nobody acknowledges any more.
+func (d *driver) skips(carried []switching.Carried) error {
+	without := slices.DeleteFunc(slices.Clone(carried), func(c switching.Carried) bool { return c.Missing == 0 })
+	if len(without) == 0 {
+		return nil
+	}
+	return fmt.Errorf("%w: %s; have them consumed on cluster %s, and set a retention on cluster %s that keeps them", ErrHopeless, named(without, func(c switching.Carried) string {
+		return fmt.Sprintf("subscription %q of %s: %d entries that are not acknowledged have no copy on cluster %s (%s)", c.Subscription, c.Topic, c.Missing, d.rec.To, c.Note)
+	}), d.rec.From, d.rec.To)
+}
+
 // onClusters performs a step on the clusters.
 func (d *driver) onClusters(ctx context.Context, step switching.Step) (r switching.Report) {
 	var err error
@@ -315,10 +327,11 @@ func (d *driver) onClusters(ctx context.Context, step switching.Step) (r switchi
 		var carried []switching.Carried
 		if carried, err = d.topic.Carry(ctx); err == nil {
 			d.carried(carried)
-			if d.rec.Mode == switching.ModeDrain {
-				r.Subs = subscriptionsOf(carried)
-				err = d.noteEnds(step.Tail)
-			}
+			err = d.skips(carried)
+		}
+		if err == nil && d.rec.Mode == switching.ModeDrain {
+			r.Subs = subscriptionsOf(carried)
+			err = d.noteEnds(step.Tail)
 		}
 	case switching.WorkReadBack:
 		r.Why, err = d.topic.ReadBack(ctx)
