@@ -80,6 +80,43 @@ type failing struct {
 	moving *route.Entry // set when the topic is in the middle of a switch
 }
 
+// stays tells that the topic drains from the cluster that is left: only subscriptions read it there, and when they do not any more it is where its producers are.
+func (it *failing) stays(from string) bool {
+	return it.moving != nil && route.DrainFrom(it.moving.Drain) == from
+}
+
+// ends is what becomes of the switch that the topic is in the middle of.
+func (it *failing) ends(o *switching.Failover) string {
+	e := it.moving
+	text := fmt.Sprintf("switch %s of %s, which is %s", e.SwitchID, e.Topic, stateName(e.State))
+	if e.Drain == "" {
+		return text
+	}
+	text += ": " + drainLeaves(e, o)
+	if old := route.DrainFrom(e.Drain); old != o.From && old != o.To {
+		text += fmt.Sprintf("; `--to %s` would have them go on there", old)
+	}
+	return text
+}
+
+// drainLeaves is what is where when a failover has ended the drain of an entry.
+func drainLeaves(e *route.Entry, o *switching.Failover) string {
+	old := route.DrainFrom(e.Drain)
+	d, _ := route.ParseDrain(e.Drain) // it was checked when it was stored
+	subs := fmt.Sprintf("%d subscriptions", len(d.Subs))
+	if len(d.Subs) == 1 {
+		subs = "subscription " + d.Subs[0].Name
+	}
+	left := fmt.Sprintf("what %s had not read on cluster %s stays there", subs, old)
+	switch {
+	case old == o.To:
+		return fmt.Sprintf("cluster %s goes on serving %s, and has the producers again", old, subs)
+	case old == o.From && e.Cluster != o.To:
+		return fmt.Sprintf("the topic stays on cluster %s, where its producers are; %s", e.Cluster, left)
+	}
+	return left
+}
+
 // startFailover checks what can be checked without the cluster that is dead, and writes an order for the leader.
 func (s *Server) startFailover(ctx context.Context, r *SwitchRequest) (any, error) {
 	if s.failover == nil {
@@ -178,8 +215,14 @@ func (s *Server) failoverOrder(ctx context.Context, r *SwitchRequest) (switching
 		}
 		// The cluster that is left follows from the map, if it is not named.
 		now := p.decided(t)
-		if e, ok := p.table.Entry(t.name()); ok && e.State == route.StateDraining {
-			now = route.DrainFrom(e.Drain)
+		if e, ok := p.table.Entry(t.name()); ok && e.Drain != "" && r.From == "" {
+			switch old := route.DrainFrom(e.Drain); r.To {
+			case e.Cluster:
+				now = old
+			case old:
+			default:
+				return o, &Error{Code: CodeBadRequest, Message: fmt.Sprintf("%s is on two clusters: it drains from %s to %s by switch %s", e.Topic, old, e.Cluster, e.SwitchID), Remedy: fmt.Sprintf("say which one is dead: add --from %s or --from %s", old, e.Cluster)}
+			}
 		}
 		switch {
 		case now == r.To || now == "" || r.From != "":
@@ -258,7 +301,7 @@ func (s *Server) planFailover(ctx context.Context, o *switching.Failover) (*Fail
 	for _, it := range items {
 		p.Topics += len(it.topics)
 		if it.moving != nil {
-			p.Aborts = append(p.Aborts, fmt.Sprintf("switch %s of %s, which is %s", it.moving.SwitchID, it.target.name(), stateName(it.moving.State)))
+			p.Aborts = append(p.Aborts, it.ends(o))
 		}
 	}
 	running, err := s.store.Running(ctx)
@@ -266,7 +309,7 @@ func (s *Server) planFailover(ctx context.Context, o *switching.Failover) (*Fail
 		return nil, nil, err
 	}
 	for _, rec := range running {
-		if rec.From == o.From && rec.State == switching.StateRequested && concerns(o, rec.Topic) {
+		if notBegun(&rec, o) {
 			p.Aborts = append(p.Aborts, fmt.Sprintf("switch %s of %s, which has not begun", rec.ID, rec.Topic))
 		}
 	}
@@ -280,17 +323,17 @@ func failingItems(p *planner, o *switching.Failover, seen *switching.Seen) (item
 			return badName(err)
 		}
 		it := failing{target: target{topic: t, isTopic: true}, topics: []string{base}}
-		e, ok := p.table.Entry(base)
-		switch {
-		case ok && e.State == route.StateDraining && route.DrainFrom(e.Drain) == o.From && e.Cluster == o.To:
+		if e, ok := p.table.Entry(base); ok && e.State != route.StateActive {
 			it.moving = &e
+		}
+		switch {
+		case it.stays(o.From):
+			it.topics = nil // nothing is made for it
 		case p.decided(it.target) != o.From:
 			if len(o.Topics) > 0 {
 				skipped = append(skipped, notThere(base, p.decided(it.target), o))
 			}
 			return nil
-		case ok && e.State != route.StateActive:
-			it.moving = &e
 		}
 		items = append(items, it)
 		return nil
@@ -395,6 +438,10 @@ func (s *Server) factsOf(ctx context.Context, o *switching.Failover, p *Failover
 	p.Checked = len(all)
 	for _, it := range items {
 		var facts switching.FailoverFacts
+		epoch := nextEpoch(plan, it.target)
+		if it.stays(o.From) {
+			facts, epoch = drainFacts(), it.moving.Epoch
+		}
 		n := min(len(it.topics), len(found))
 		for _, f := range found[:n] {
 			facts.Add(f)
@@ -402,7 +449,7 @@ func (s *Server) factsOf(ctx context.Context, o *switching.Failover, p *Failover
 		found = found[n:]
 		p.Facts.Add(facts)
 		if len(p.Moves) < maxDetails {
-			p.Moves = append(p.Moves, FailoverMove{Name: it.target.name(), Epoch: nextEpoch(plan, it.target), Facts: facts})
+			p.Moves = append(p.Moves, FailoverMove{Name: it.target.name(), Epoch: epoch, Facts: facts})
 		}
 	}
 	if left := p.Topics - p.Checked; left > 0 {

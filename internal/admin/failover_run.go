@@ -184,7 +184,7 @@ func (r *failoverRun) abortWaiting(ctx context.Context) error {
 		return err
 	}
 	for _, rec := range running {
-		if rec.From != r.order.From || rec.State != switching.StateRequested || !concerns(&r.order, rec.Topic) {
+		if !notBegun(&rec, &r.order) {
 			continue
 		}
 		if err := r.s.wishAbort(ctx, rec); err != nil {
@@ -193,6 +193,11 @@ func (r *failoverRun) abortWaiting(ctx context.Context) error {
 		r.note(fmt.Sprintf("switch %s of %s was aborted: it had not begun", rec.ID, rec.Topic))
 	}
 	return nil
+}
+
+// notBegun tells that a switch off the cluster that an order leaves is to be aborted, and that the map does not say so: it has written nothing there yet.
+func notBegun(rec *switching.Record, o *switching.Failover) bool {
+	return rec.From == o.From && rec.State == switching.StateRequested && !rec.Return && concerns(o, rec.Topic)
 }
 
 // concerns tells whether an order is about a topic.
@@ -251,16 +256,17 @@ func (r *failoverRun) move(ctx context.Context, it failing) (account func()) {
 
 func (r *failoverRun) moveOne(ctx context.Context, it failing) (*switching.Record, error) {
 	o := &r.order
-	drained := false
-	if e := it.moving; e != nil {
-		if e.State == route.StateDraining {
-			drained = true
-		} else if err := r.s.freeTopic(ctx, *e); err != nil {
+	if e := it.moving; e != nil && e.State != route.StateDraining {
+		var err error
+		if it.moving, err = r.s.freeTopic(ctx, *e); err != nil {
 			return nil, err
 		}
 	}
 	ctx, cancel := context.WithTimeout(ctx, moveTimeout)
 	defer cancel()
+	if it.stays(o.From) {
+		return r.endDrain(ctx, it.moving)
+	}
 	facts, err := r.s.ready(ctx, o, it.topics, &r.seen, true)
 	if err != nil {
 		return nil, err
@@ -268,8 +274,10 @@ func (r *failoverRun) moveOne(ctx context.Context, it failing) (*switching.Recor
 	if it.target.isTopic && len(facts.Problems) > 0 && !o.Force {
 		return nil, &Error{Code: CodePreflight, Message: facts.Problems[0], Remedy: "mend it on cluster " + o.To + " and order the failover again; what has moved is left alone"}
 	}
-	if drained {
-		return r.s.endDrain(ctx, o, it, facts)
+	if it.moving != nil { // it drains to the dead cluster
+		if _, err := r.endDrain(ctx, it.moving); err != nil && !errors.Is(err, errAlreadyThere) {
+			return nil, err
+		}
 	}
 	rec, err := r.s.flipFailover(ctx, o, it.target, facts)
 	if rec == nil {
@@ -283,8 +291,9 @@ func (r *failoverRun) moveOne(ctx context.Context, it failing) (*switching.Recor
 // moveTimeout bounds what one topic or rule takes until the map has it.
 const moveTimeout = 5 * time.Minute
 
-// freeTopic has a planned switch of a topic aborted, and waits for the end of that.
-func (s *Server) freeTopic(ctx context.Context, e route.Entry) error {
+// freeTopic has a planned switch of a topic aborted, and waits for the end of that. What it returns is not nil when the topic drains then: a drain that had just
+// begun, or whose way back was given up.
+func (s *Server) freeTopic(ctx context.Context, e route.Entry) (*route.Entry, error) {
 	ctx, cancel := context.WithTimeout(ctx, abortPatience)
 	defer cancel()
 	rec, err := s.store.Switch(ctx, e.SwitchID)
@@ -292,19 +301,22 @@ func (s *Server) freeTopic(ctx context.Context, e route.Entry) error {
 		err = s.wishAbort(ctx, rec)
 	}
 	if err != nil {
-		return fmt.Errorf("switch %s stands in the way and could not be aborted: %w", e.SwitchID, err)
+		return nil, fmt.Errorf("switch %s stands in the way and could not be aborted: %w", e.SwitchID, err)
 	}
 	ticker := time.NewTicker(100 * time.Millisecond)
 	defer ticker.Stop()
 	for {
 		now, ok, err := s.store.Entry(ctx, e.Topic)
-		if err == nil && (!ok || now.State == route.StateActive) {
-			return nil
+		switch {
+		case err == nil && (!ok || now.State == route.StateActive):
+			return nil, nil
+		case err == nil && now.State == route.StateDraining:
+			return &now, nil
 		}
 		select {
 		case <-ticker.C:
 		case <-ctx.Done():
-			return &Error{Code: CodeSwitching, Message: fmt.Sprintf("%s is %s by switch %s, which did not end within %v of being aborted", e.Topic, stateName(e.State), e.SwitchID, abortPatience),
+			return nil, &Error{Code: CodeSwitching, Message: fmt.Sprintf("%s is %s by switch %s, which did not end within %v of being aborted", e.Topic, stateName(e.State), e.SwitchID, abortPatience),
 				Remedy: fmt.Sprintf("look at `pointsman switch status %s`", e.SwitchID)}
 		}
 	}
@@ -353,37 +365,63 @@ func failoverRecordID(order, name string) string {
 	return order + "-" + hex.EncodeToString(h.Sum(nil))[:12]
 }
 
-// endDrain has a topic that drains from the dead cluster be on the new one alone: its producers are there already, and what its subscriptions had not read
-// on the dead one stays there.
-func (s *Server) endDrain(ctx context.Context, o *switching.Failover, it failing, facts switching.FailoverFacts) (*switching.Record, error) {
-	base := it.target.topic.Base()
+// drainFacts is what is known of a topic that stays: drains are not replicated, so that the new cluster has nothing of before.
+func drainFacts() switching.FailoverFacts {
+	return switching.FailoverFacts{Topics: 1, Unreplicated: 1}
+}
+
+// endDrain has a topic that drains be on the cluster of its producers alone, because one of its two clusters is dead: then nobody reads the other one, or nobody writes there.
+// Where the cluster of its producers is the dead one, it moves on from there.
+func (r *failoverRun) endDrain(ctx context.Context, drains *route.Entry) (*switching.Record, error) {
+	s, o := r.s, &r.order
+	var lost *switching.Record // written, it may be: no answer came
 	for range wishAttempts {
-		e, ok, err := s.store.Entry(ctx, base)
+		e, ok, err := s.store.Entry(ctx, drains.Topic)
 		if err != nil {
 			return nil, err
 		}
-		if !ok || e.State != route.StateDraining || e.Cluster != o.To || route.DrainFrom(e.Drain) != o.From {
-			return nil, errAlreadyThere
-		}
-		rec, err := s.store.Switch(ctx, e.SwitchID)
+		rec, err := s.store.Switch(ctx, drains.SwitchID)
 		if err != nil {
 			return nil, err
+		}
+		if !ok || e.State != route.StateDraining || e.SwitchID != drains.SwitchID {
+			if lost == nil || rec.Rev != lost.Rev || rec.Note != lost.Note {
+				return nil, errAlreadyThere
+			}
+			r.ended(lost)
+			return lost, nil
 		}
 		after := e
 		after.State, after.Drain = route.StateActive, ""
 		rec.Rev++
-		rec.State, rec.Ended, rec.Failover = switching.StateIncomplete, time.Now(), &facts
-		rec.Note = fmt.Sprintf("ended by failover %s: cluster %s is dead; what subscriptions had not read there stays on it (`pointsman switch salvage %s` when it is back)", o.ID, o.From, rec.ID)
-		err = s.store.Apply(ctx, store.Change{Entries: []store.EntryChange{{Topic: base, Before: &e, After: &after}}, Switch: &rec, Who: o.Who, Why: whyFailover(o)})
+		rec.State, rec.Return, rec.Ended = switching.StateIncomplete, false, time.Now()
+		rec.Note = fmt.Sprintf("ended by failover %s: cluster %s is dead; %s", o.ID, o.From, drainLeaves(&e, o))
+		if old := route.DrainFrom(e.Drain); old != o.To {
+			rec.Note += fmt.Sprintf(" (`pointsman switch salvage %s` when cluster %s is back)", rec.ID, o.From)
+		}
+		if rec.From == o.From { // the proxies read of it that nobody waits for that cluster
+			facts := drainFacts()
+			rec.Failover = &facts
+		}
+		err = s.store.Apply(ctx, store.Change{Entries: []store.EntryChange{{Topic: e.Topic, Before: &e, After: &after}}, Switch: &rec, Who: o.Who, Why: whyFailover(o)})
 		switch {
 		case err == nil:
-			rec.State = switching.StateDone // as far as the order goes
+			r.ended(&rec)
 			return &rec, nil
-		case !errors.Is(err, store.ErrConflict) && !errors.Is(err, store.ErrUnknown):
+		case errors.Is(err, store.ErrUnknown):
+			lost = &rec
+		case !errors.Is(err, store.ErrConflict):
 			return nil, err
 		}
 	}
-	return nil, &Error{Code: CodeConflict, Message: fmt.Sprintf("the drain of %s changed %d times while it was to be ended", base, wishAttempts), Remedy: "order the failover again"}
+	return nil, &Error{Code: CodeConflict, Message: fmt.Sprintf("the drain of %s changed %d times while it was to be ended", drains.Topic, wishAttempts), Remedy: "order the failover again"}
+}
+
+// ended tells of a drain that was ended, which is all that the order wants of it.
+func (r *failoverRun) ended(rec *switching.Record) {
+	r.s.log.Warn("a drain was ended", "failover", r.order.ID, "switch", rec.ID, "topic", rec.Topic, "from", rec.From, "to", rec.To, "dead", r.order.From)
+	r.note(fmt.Sprintf("switch %s of %s was %s", rec.ID, rec.Topic, rec.Note))
+	rec.State = switching.StateDone
 }
 
 func (r *failoverRun) aborted() bool {

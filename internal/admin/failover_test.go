@@ -252,32 +252,6 @@ func testAFailoverInAFence(t *testing.T, dies func(c *admintest.Topic, work stri
 	})
 }
 
-// The topic is on the new cluster already; what its subscriptions had not read on the dead one stays there, and the record says so.
-func TestAFailoverEndsADrainOffTheDeadCluster(t *testing.T) {
-	in(t, func(t *testing.T, r *rig) {
-		r.dead(t)
-		id := "sw-drain"
-		drain := route.Drain{From: "a", Subs: []route.DrainSub{{Name: "billing"}}, Tails: []route.Tail{{Ledger: 7, Entry: 9}}}
-		rec := switching.Record{ID: id, Rev: 1, Attempt: 1, Topic: topic1, From: "a", To: "b", Mode: switching.ModeDrain, State: switching.StateDraining, Epoch: 1, Started: time.Now()}
-		entry := route.Entry{Topic: topic1, Cluster: "b", Epoch: 1, State: route.StateDraining, SwitchID: id, Attempt: 1, Drain: drain.String()}
-		if err := r.st.Apply(t.Context(), store.Change{Entries: []store.EntryChange{{Topic: topic1, After: &entry}}, Switch: &rec}); err != nil {
-			t.Fatal(err)
-		}
-		admintest.LeadFailovers(t, r.stores["p1"], r.proxies["p1"], r.servers["p1"])
-		st := must(t)(r.switchAndWait(failover("", "b", topic1)))
-		if !st.Done() || st.Total != 1 || st.Flipped != 1 {
-			t.Fatalf("status = %+v, %+v", st, st.Order)
-		}
-		e, _, err := r.st.Entry(t.Context(), topic1)
-		if err != nil || e.Cluster != "b" || e.State != route.StateActive || e.Drain != "" || e.Epoch != 1 {
-			t.Errorf("entry = %+v, %v", e, err)
-		}
-		if rec, err := r.st.Switch(t.Context(), id); err != nil || rec.State != switching.StateIncomplete || !strings.Contains(rec.Note, "switch salvage "+id) {
-			t.Errorf("record = %+v, %v", rec, err)
-		}
-	})
-}
-
 // What the new cluster lacks and cannot be made is never passed over in silence.
 func TestAFailoverIsRefusedWhenSubscriptionsCannotBeMade(t *testing.T) {
 	in(t, func(t *testing.T, r *rig) {

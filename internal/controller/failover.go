@@ -273,7 +273,7 @@ func (f *Failovers) tell(before, next switching.PairState, step switching.Failov
 	}
 }
 
-// mapped tells whether anything is mapped to a cluster.
+// mapped tells whether anything is mapped to a cluster, or drains from it.
 func mapped(t *route.Table, cluster, fallback string) bool {
 	if t.DecideScope("", fallback).Cluster == cluster {
 		return true
@@ -284,7 +284,7 @@ func mapped(t *route.Table, cluster, fallback string) bool {
 		}
 	}
 	for e := range t.Each {
-		if e.Cluster == cluster {
+		if e.Cluster == cluster || route.DrainFrom(e.Drain) == cluster {
 			return true
 		}
 	}

@@ -128,3 +128,18 @@ func TestWhatWasSeenOfAClusterMakesTheOtherOneReady(t *testing.T) {
 		t.Errorf("fewer partitions: %+v, %v", facts, err)
 	}
 }
+
+// A cluster from which a topic drains has something left to be moved off it, though the map names it nowhere else.
+func TestAClusterFromWhichTopicsDrainIsMapped(t *testing.T) {
+	const base = "persistent://acme/plain/t"
+	e := route.Entry{Topic: base, Cluster: "b", Epoch: 1, State: route.StateDraining, SwitchID: "sw-1", Drain: route.Drain{From: "a", Tails: []route.Tail{{Ledger: 1, Entry: 2}}}.String()}
+	table, _, err := route.Empty().With(map[int][]route.Entry{route.Bucket(base): {e}}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for cluster, want := range map[string]bool{"a": true, "b": true, "c": true, "d": false} {
+		if mapped(table, cluster, "c") != want {
+			t.Errorf("cluster %s: mapped is %v, want %v", cluster, !want, want)
+		}
+	}
+}
