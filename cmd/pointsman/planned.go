@@ -167,8 +167,11 @@ func (c *cli) switchReverse() *cobra.Command {
 		Long: `Move the topics of a switch that is done back to where they came from: a new planned switch in the other direction, with a preflight before it.
 Refused when a topic has moved on since. A failover goes back as a batch: one of topics, or of one namespace; for one of several rules the error says the commands.
 
-A switch that drains is taken back instead, as long as nobody has had a message on the new cluster: what was published there is copied behind what the old cluster
-has, and then the topic is there again as if nothing had been. Later than that the drain has to end, and the way back is another one.
+A switch that drains is taken back instead, as long as every subscription reads the old cluster ("switch pause" keeps them there; one that is caught up leaves
+after about a second) and no other one has had a message on the new one: what was published there is copied behind what the old cluster has, and then the topic is
+there again as if nothing had been. Later than that the drain has to end, and the way back is another one.
+
+What a way back promises is what its mode does: --dry-run says it.
 
 ` + exitHelp,
 		Example: `  pointsman switch reverse sw-20260102-030405-a1b2c3 --dry-run

@@ -32,7 +32,8 @@ func (c *cli) switchStart() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "start (--topic T... | --topics-from FILE | --namespace NS | --prefix P) --to CLUSTER [--mode planned|drain|immediate|failover]",
 		Short: "Move topics, a list of topics or a namespace to a cluster",
-		Long: `Move topics to a cluster. What happens in planned mode, the default, topic by topic:
+		Long: `Move topics to a cluster. Before anything is asked for, the command says what the mode promises and what it does not, and in failover mode what is known to
+be missing (on standard error; as JSON it is in the answer). What happens in planned mode, the default, topic by topic:
   1. preflight: both clusters are asked about everything that could go wrong. A blocker refuses the switch; a warning does so unless --force
      is given, which never overrides a blocker. --dry-run stops here and shows findings and forecast;
   2. prepare: every proxy writes down that the topic will move; then fence: publishers wait, what was sent gets its receipt;
@@ -46,7 +47,9 @@ nothing when one is blocked (--on-blocked skip leaves it behind); then it moves 
 next to each other. It pauses, and waits for "switch resume", when too many switches fail, publishers wait too long, or replication lags. It goes on when its leader
 dies. A whole namespace ends as one rule, with its entries removed. A --dry-run looks at 64 of its topics at most, and says so.
 
-Planned mode does not promise:
+Planned mode promises:
+` + bullets(switching.Promised(switching.ModePlanned)) + `
+and does not promise:
 ` + bullets(switching.NotPromised(switching.ModePlanned)) + `
 Drain mode is for topics without replication. Producers move as in planned mode; nothing is copied: each subscription goes on reading the old cluster until it has
 acknowledged everything there, and then follows by itself. The command ends when the producers have moved; "switch watch" waits for the end, which may take as long as the
@@ -62,7 +65,9 @@ closes exactly the producers and consumers of the topic after up to eviction.rec
 reports of all proxies. The first topic moves alone, then several at a time; at the first trouble no further topic is touched. A namespace moves its
 single entries first, then its rule, and then drops the entries that say the same as the rule.
 
-Immediate mode does not promise:
+Immediate mode promises:
+` + bullets(switching.Promised(switching.ModeImmediate)) + `
+and does not promise:
 ` + bullets(switching.NotPromised(switching.ModeImmediate)) + `
 Refused in immediate mode: a topic that is there already, a cluster that is unknown to a proxy or does not answer, a namespace that does not
 exist there, a member proxy that is not connected to the map store (--force goes on in these cases).
@@ -73,7 +78,9 @@ the new one lacks are made there, at the oldest message; then the map is changed
 it, and its successor goes on. --dry-run shows what is known to be missing. Refused while a majority of the proxies is answered by the cluster, unless
 --force is given.
 
-Failover mode does not promise:
+Failover mode promises:
+` + bullets(switching.Promised(switching.ModeFailover)) + `
+and does not promise:
 ` + bullets(switching.NotPromised(switching.ModeFailover)) + `
 ` + exitHelp,
 		Example: `  pointsman switch start --topic persistent://acme/orders/created --to b --dry-run
@@ -102,6 +109,9 @@ Failover mode does not promise:
 				return err
 			}
 			r.Who, r.Why = c.author(), c.why
+			if err := c.foretell(cmd.Context(), client, r); err != nil {
+				return err
+			}
 			st, err := client.StartSwitch(cmd.Context(), r)
 			if err != nil {
 				return err
@@ -165,6 +175,25 @@ func (c *cli) topicsFrom(file string, topics *[]string) error {
 	return nil
 }
 
+// foretell tells people, before a switch is asked for, what its mode promises and what it does not; and before a failover what is known to be missing, by a dry run.
+func (c *cli) foretell(ctx context.Context, client *admin.Client, r admin.SwitchRequest) error {
+	mode, err := switching.ParseMode(r.Mode)
+	if c.output != formatTable || r.DryRun || err != nil {
+		return nil // the answer says it, or what is wrong with the mode
+	}
+	if mode == switching.ModeFailover {
+		r.DryRun = true
+		st, err := client.StartSwitch(ctx, r)
+		if err != nil {
+			return err
+		}
+		writeFailover(c.stderr, st)
+	}
+	writePromised(c.stderr, string(mode), switching.Promised(mode))
+	writeNotPromised(c.stderr, string(mode), switching.NotPromised(mode))
+	return nil
+}
+
 // started shows a dry run, or waits for the end of what was started.
 func (c *cli) started(ctx context.Context, client *admin.Client, st admin.SwitchStatus, force, wait bool) error {
 	if st.ID == "" || !st.Running() {
@@ -185,7 +214,7 @@ func (c *cli) started(ctx context.Context, client *admin.Client, st admin.Switch
 		fmt.Fprintf(c.stderr, "%s %s is under way; Ctrl-C stops the watching, not the %s\n", what, st.ID, what)
 	}
 	if !switching.Mode(st.Mode).Driven() {
-		return c.watch(ctx, client, st.ID, st.Total > 1, admin.SwitchStatus{}) // the proxy tells all of it again
+		return c.watch(ctx, client, st.ID, st.Total > 1, admin.SwitchStatus{Failover: st.Failover}) // the proxy tells all else again
 	}
 	return c.watch(ctx, client, st.ID, true, st)
 }
@@ -206,7 +235,7 @@ func (c *cli) watch(ctx context.Context, client *admin.Client, id string, progre
 	if err != nil {
 		return err
 	}
-	st.Skipped, st.Failed = append(st.Skipped, start.Skipped...), append(st.Failed, start.Failed...)
+	st.Skipped, st.Failed, st.Failover = append(st.Skipped, start.Skipped...), append(st.Failed, start.Failed...), start.Failover
 	if err := c.print(st, func(w io.Writer) { writeSwitch(w, st) }); err != nil {
 		return err
 	}
@@ -390,10 +419,18 @@ func writeSwitch(w io.Writer, st admin.SwitchStatus) {
 	for _, n := range st.Notes {
 		fmt.Fprintln(w, "note:", n)
 	}
-	if len(st.Promised) > 0 && st.State == "planned" {
-		fmt.Fprintf(w, "%s mode promises:\n%s", st.Mode, bullets(st.Promised))
+	if st.State == "planned" {
+		writePromised(w, st.Mode, st.Promised)
 	}
-	fmt.Fprintf(w, "%s mode does not promise:\n%s", st.Mode, bullets(st.NotPromised))
+	writeNotPromised(w, st.Mode, st.NotPromised)
+}
+
+func writePromised(w io.Writer, mode string, promised []string) {
+	fmt.Fprintf(w, "%s mode promises:\n%s", mode, bullets(promised))
+}
+
+func writeNotPromised(w io.Writer, mode string, not []string) {
+	fmt.Fprintf(w, "%s mode does not promise:\n%s", mode, bullets(not))
 }
 
 // asked is who has asked for a switch, when and why, and when it was over.

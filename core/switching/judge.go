@@ -23,16 +23,32 @@ func ParseMode(mode string) (Mode, error) {
 	return "", fmt.Errorf("mode %q does not exist; those that exist are %s, %s, %s and %s", mode, ModePlanned, ModeDrain, ModeImmediate, ModeFailover)
 }
 
-// Promised says what a switch of a mode guarantees that differs from the planned one, a sentence each; nil of the others.
+// Promised says what a switch of this mode guarantees, a sentence each.
 func Promised(m Mode) []string {
-	if m != ModeDrain {
-		return nil
+	switch m {
+	case ModeDrain:
+		return []string{
+			"one writer cluster: publishers wait for some 100 ms, as in planned mode, and then all of them are on the new cluster",
+			"nothing acknowledged is lost, though nothing is replicated: what is on the old cluster is consumed there, and the new one keeps for each subscription what is published after the switch",
+			"order: a subscription reads the new cluster only when it has nothing left on the old one, where nobody publishes any more",
+			"the way back, as long as every subscription reads the old cluster (one that is caught up leaves it after about a second) and none had a message on the new one: `pointsman switch reverse` copies what was published there, and nobody has to move a cursor",
+		}
+	case ModeImmediate:
+		return []string{
+			"one cluster in the map: it changes in one write; every proxy that sees the map store closes the producers and consumers of the topic, and no others, and lets none through to the old cluster any more",
+			"nothing is deleted: what the old cluster has acknowledged stays there, and comes to the new one by replication, where that is configured",
+		}
+	case ModeFailover:
+		return []string{
+			"no need of the old cluster: it is not called, and nothing that it owes is waited for",
+			"one cluster in the map: it changes in one write for each topic or rule; every proxy that sees the map store closes their producers and consumers, and lets none through to the old cluster any more",
+			"nothing on the new cluster is skipped: subscriptions that were last seen on the old one and that it lacks are made there at the oldest message, unless you say --subscriptions none",
+		}
 	}
 	return []string{
-		"one writer cluster: publishers wait for some 100 ms, as in planned mode, and then all of them are on the new cluster",
-		"nothing acknowledged is lost, though nothing is replicated: what is on the old cluster is consumed there, and the new one keeps for each subscription what is published after the switch",
-		"order: a subscription reads the new cluster only when it has nothing left on the old one, where nobody publishes any more",
-		"the way back, until a message was consumed on the new cluster: `pointsman switch reverse` copies what was published there, and nobody has to move a cursor",
+		"one writer cluster: at no moment do both clusters take a publish; publishers wait meanwhile, 10 s at most while the proxy that leads lives",
+		"nothing acknowledged is lost: the map changes only when the new cluster has everything; whatever goes wrong before that gives the topic back to the old one",
+		"order and cursors: each producer's messages stay in order, and every subscription goes on where it is, acknowledged ranges included; where that cannot be found exactly messages come again, and none is skipped",
 	}
 }
 

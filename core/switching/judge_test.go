@@ -19,6 +19,11 @@ func TestTheModesThatExistAreNamedForAnyOther(t *testing.T) {
 			t.Errorf("mode %q: %v", mode, err)
 		}
 	}
+	for _, m := range []Mode{ModePlanned, ModeDrain, ModeImmediate, ModeFailover} {
+		if len(Promised(m)) == 0 {
+			t.Errorf("mode %s promises nothing", m)
+		}
+	}
 	if len(NotPromised(ModeImmediate)) != 4 || len(NotPromised(ModePlanned)) != 1 || len(NotPromised(ModeFailover)) != 5 {
 		t.Error("what is not promised must be said for each mode")
 	}

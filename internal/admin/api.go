@@ -341,7 +341,7 @@ type SwitchStatus struct {
 	Failover    *FailoverPlan       `json:"failover,omitempty"`
 	Order       *switching.Failover `json:"order,omitempty"`
 	Notes       []string            `json:"notes,omitempty"`
-	Promised    []string            `json:"promised,omitempty"` // of mode drain
+	Promised    []string            `json:"promised"`
 	NotPromised []string            `json:"not_promised"`
 	// Batch is the record of a batch, whose Switches are only those under way when it has more than maxDetails; Skipped and Failed are its topics that have not moved.
 	Batch *switching.Batch `json:"batch,omitempty"`

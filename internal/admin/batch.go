@@ -60,7 +60,7 @@ func (b *batch) status() *SwitchStatus {
 	st := &SwitchStatus{
 		ID: b.id, To: b.to, Mode: string(b.mode), State: stateRunning, Total: len(b.items), Flipped: b.flipped, Ended: b.done,
 		Switches: []SwitchDetail{}, Skipped: slices.Clone(b.skipped), Failed: slices.Clone(b.failed), Notes: slices.Clone(b.notes),
-		NotPromised: switching.NotPromised(b.mode),
+		Promised: switching.Promised(b.mode), NotPromised: switching.NotPromised(b.mode),
 	}
 	select {
 	case <-b.ended:

@@ -26,7 +26,7 @@ func abortDrain(rec *switching.Record) error {
 	case rec.Return:
 		return tooLate(*rec, "the map names the old cluster again, which is never undone; plan a new switch when it has ended")
 	case rec.State == switching.StateDraining:
-		return tooLate(*rec, "its producers are on the new cluster already; `pointsman switch reverse %s` leads back as long as nobody has had a message there")
+		return tooLate(*rec, "its producers are on the new cluster already; `pointsman switch reverse %s` leads back as long as all subscriptions read the old one and none has had a message there")
 	}
 	return nil
 }

@@ -141,7 +141,7 @@ func (s *Server) startFailover(ctx context.Context, r *SwitchRequest) (any, erro
 	}
 	st := &SwitchStatus{
 		To: o.To, Mode: string(switching.ModeFailover), State: statePlanned, Total: len(items), Switches: []SwitchDetail{}, Failover: p, Skipped: p.skipped,
-		NotPromised: switching.NotPromised(switching.ModeFailover),
+		Promised: switching.Promised(switching.ModeFailover), NotPromised: switching.NotPromised(switching.ModeFailover),
 	}
 	if r.DryRun {
 		return st, nil
@@ -511,7 +511,7 @@ func (s *Server) failoverOf(ctx context.Context, id string) (o switching.Failove
 func (s *Server) statusFailover(ctx context.Context, o switching.Failover) (*SwitchStatus, error) {
 	st := &SwitchStatus{
 		ID: o.ID, To: o.To, Mode: string(switching.ModeFailover), Total: o.Total, Flipped: o.Moved, Ended: o.Done, Switches: []SwitchDetail{}, Order: &o,
-		Notes: o.Notes, NotPromised: switching.NotPromised(switching.ModeFailover),
+		Notes: o.Notes, Promised: switching.Promised(switching.ModeFailover), NotPromised: switching.NotPromised(switching.ModeFailover),
 	}
 	switch o.State {
 	case switching.FailoverDone:
