@@ -9,7 +9,7 @@ import (
 )
 
 // This file is what a Controller does of a drain beyond a planned switch (docs/adr/007-drain.md): after the flip it watches what is left on
-// the old cluster and has one subscription after the other move; and it leads back, as long as nobody had a message on the new cluster.
+// the old cluster and has one subscription after the other move; and it leads back, as long as nobody has left or had a message on the new cluster.
 
 const (
 	// DrainInterval is how often a controller looks what is left on the old cluster.

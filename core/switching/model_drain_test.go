@@ -195,6 +195,7 @@ func (m *model) eachOfDrain(w *world, i int, step Step, do doer, observe func(*w
 			w.leaders[i].snap = 0
 			observe(w, r)
 			m.skipLeaving(&w.leaders[i])
+			m.forgetGone(&w.leaders[i])
 		})
 		probe := l.c
 		if probe.Observe(modelLate, step, r); !probe.leaveAgain.IsZero() && w.left.late > 0 {
@@ -261,6 +262,16 @@ func (m *model) skipLeaving(l *leader) {
 		}
 	}
 	d.Subs = kept
+	l.c.drain = d.String()
+}
+
+// forgetGone is a mutant: who has left does not close the way back.
+func (m *model) forgetGone(l *leader) {
+	if l.c.stage != stageChange || !m.is(goneForgotten) {
+		return
+	}
+	d := l.c.parsed()
+	d.Gone = 0
 	l.c.drain = d.String()
 }
 

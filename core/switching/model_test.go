@@ -225,6 +225,7 @@ const (
 	leavesAtOnce
 	alwaysReturnable
 	returnableOnce
+	goneForgotten
 	copyInPart
 	notPassedOver
 	passUnasked

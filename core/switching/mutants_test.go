@@ -50,6 +50,7 @@ var mutants = []struct {
 	{"what is not acknowledged is left, delivered or not", leftByDelivery, config{proxies: 1, messages: 1, drain: true, consumer: true}, "drain: subscription 0 leaves messages"},
 	{"who leaves is first cut off from the old cluster", leavesAtOnce, config{proxies: 1, messages: 1, drain: true, consumer: true, left: budget{seek: 1}}, "drain: subscription 0 leaves"},
 	{"the way back is closed when somebody had a message", alwaysReturnable, config{proxies: 1, messages: 1, drain: true, consumer: true, fresh: true, left: budget{back: 1}}, "return: subscription"},
+	{"or has left, with nothing on the new cluster yet: a proxy that has not heard of it consumes the copy on the old one", goneForgotten, config{proxies: 1, messages: 1, drain: true, consumer: true, left: budget{back: 1}}, "twice"},
 	{"which is judged within the fence", returnableOnce, config{proxies: 1, messages: 1, drain: true, consumer: true, fresh: true, left: budget{back: 1}}, "return: subscription"},
 	{"the way back brings all messages", copyInPart, config{proxies: 1, messages: 2, drain: true, consumer: true, left: budget{back: 1}}, "return: messages"},
 	{"what was copied is passed over on the new cluster", notPassedOver, config{proxies: 1, messages: 1, drain: true, consumer: true, left: budget{back: 1, again: 1}}, "twice"},
