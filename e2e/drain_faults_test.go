@@ -542,3 +542,37 @@ func TestTheWayBackEndsWithTheFirstMessageOnTheNewCluster(t *testing.T) {
 		}
 	}
 }
+
+// Readers do not close the way back: one that had messages of the new cluster has what comes next on the old one, and none of them again.
+func TestTheWayBackTakesReadersAlong(t *testing.T) {
+	t.Parallel()
+	topic := onA(t, "reader-back")
+	c := session(t, pair(t)[1])
+	consumer := subscribeAt(t, c, topic, "s")
+	send(t, c, topic, 1, 10)
+	got, held := receiveBut(t, consumer, 10)
+	rec := drains(t, topic)
+	reader, err := c.CreateReader(pulsar.ReaderOptions{Topic: topic, StartMessageID: pulsar.LatestMessageID()})
+	must(t, err)
+	defer reader.Close()
+	read := func(first, last int) {
+		t.Helper()
+		ctx := limited(t, 30*time.Second)
+		for _, want := range inOrder(first, last) {
+			if m, err := reader.Next(ctx); err != nil || string(m.Payload()) != want {
+				t.Fatalf("the reader waits for %s and has %v, %v", want, m, err)
+			}
+		}
+	}
+	send(t, c, topic, 11, 20)
+	read(11, 20)
+	if back := takenBack(t, pair(t)[1], rec.ID); back.Receipt.Copied != 10 {
+		t.Errorf("%d were copied, want 10", back.Receipt.Copied)
+	}
+	send(t, c, topic, 21, 30)
+	read(21, 30)
+	must(t, consumer.Ack(held))
+	if got = append(got, receiveBehind(t, consumer, "10", 20)...); !slices.Equal(got, append(inOrder(1, 9), inOrder(11, 30)...)) {
+		t.Errorf("s: %q", got)
+	}
+}

@@ -187,6 +187,42 @@ func TestAPositionOfADrainedClusterIsAPlaceOnTheNewOne(t *testing.T) {
 	}
 }
 
+// A reader that had messages of the new cluster when the topic was taken back goes on behind the copy of the last one, as after any move: that the switch was to drain
+// matters for ids of the old cluster only.
+func TestAPositionOfADrainThatWasTakenBackIsTheCopyOfItsMessage(t *testing.T) {
+	st := store.NewMemory()
+	draining := route.Entry{Topic: topicOfOldIDs, Cluster: "b", Epoch: 1, SwitchID: "s1", Attempt: 1, State: route.StateDraining, Drain: route.Drain{From: "a", Subs: []route.DrainSub{{Name: "s"}}, Tails: []route.Tail{{Ledger: 5, Entry: 9}}}.String()}
+	back := route.Entry{Topic: topicOfOldIDs, Cluster: "a", Epoch: 2, SwitchID: "s1", Attempt: 2}
+	rec := switching.Record{ID: "s1", Rev: 1, Attempt: 1, Topic: topicOfOldIDs, From: "a", To: "b", Epoch: 1, Mode: switching.ModeDrain, State: switching.StateDraining, Receipt: &switching.Receipt{
+		Tail: map[string]string{topicOfOldIDs: "5:9"}, First: map[string]string{topicOfOldIDs: "7:3"},
+	}}
+	returned := rec.Back()
+	returned.State = switching.StateReturned
+	for _, c := range []store.Change{
+		{Entries: []store.EntryChange{{Topic: topicOfOldIDs, After: &draining}}, Switch: &rec},
+		{Entries: []store.EntryChange{{Topic: topicOfOldIDs, Before: &draining, After: &back}}, Switch: &returned},
+	} {
+		if err := st.Apply(t.Context(), c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	o := newOldIDs(st, slog.New(slog.DiscardHandler), "a")
+	defer o.close()
+	f := &fakeTranslator{}
+	o.translate = f
+	for epoch, want := range map[uint64]session.Translated{
+		0: {Kind: session.TranslatedCopy, At: session.Position{Ledger: 7, Entry: 8}}, // of a, which has it again
+		1: {Kind: session.TranslatedCopy, At: session.Position{Ledger: 8, Entry: 8}}, // the copy that was asked for
+	} {
+		if got := o.find(session.Translation{Topic: topicOfOldIDs, Epoch: epoch, At: session.Position{Ledger: 7, Entry: 8}, Cluster: "a"}); got != want {
+			t.Errorf("a position of epoch %d became %+v, want %+v", epoch, got, want)
+		}
+	}
+	if !slices.Equal(f.asked, []string{topicOfOldIDs + " b→a"}) {
+		t.Errorf("asked %v", f.asked)
+	}
+}
+
 func TestOnlyAnExactCopyIsShownUnderTheOldID(t *testing.T) {
 	at, next := pulsaradmin.Position{Ledger: 4, Entry: 5}, pulsaradmin.Position{Ledger: 4, Entry: 6}
 	for _, c := range []struct {
