@@ -81,7 +81,7 @@ fuzz: ## FUZZTIME for each fuzz target
 e2e: build ## RUN=regex KEEP=1
 	KEEP='$(KEEP)' $(GO) test -tags e2e -count=1 -timeout 25m -v -run '$(RUN)' ./e2e/...
 
-GUARANTEES = TestPlanned|TestBetweenVersions|TestAnIdleConsumer|TestDuplicatesAre|TestASwitchThat|TestASwitchWaits|TestAWriterPast|TestAStoredID|TestKillingTheLeader|TestAFrozenProxy|TestAFenceOutlives|TestABatchMoves|TestDrain|TestADrain|TestAWayBack|TestTheWayBack|TestANamespaceDrains|TestATopicLeaves|TestSwitchesOfClusters
+GUARANTEES = TestPlanned|TestBetweenVersions|TestAnIdleConsumer|TestDuplicatesAre|TestASwitchThat|TestASwitchWaits|TestAWriterPast|TestAStoredID|TestKillingTheLeader|TestAFrozenProxy|TestAFenceOutlives|TestABatchMoves|TestDrain|TestADrain|TestAWayBack|TestTheWayBack|TestANamespaceDrains|TestATopicLeaves|TestSwitchesOfClusters|TestLiveSwitch
 guarantees: build ## measures the tables of docs/guarantees.md anew: the end-to-end tests of switches in full, up to an hour; RUN=regex measures a part of them and leaves the other rows
 	@[ '$(RUN)' != . ] || : >e2e/testdata/guarantees.jsonl
 	E2E_FULL=1 E2E_RESULTS='$(CURDIR)/e2e/testdata/guarantees.jsonl' $(GO) test -tags e2e -count=1 -timeout 90m -v -run '$(if $(filter-out .,$(RUN)),$(RUN),$(GUARANTEES))' ./e2e

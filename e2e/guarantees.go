@@ -46,7 +46,7 @@ const (
 )
 
 var (
-	modes   = []string{"planned", "drain", "failover"}
+	modes   = []string{"planned", "drain", "immediate", "failover"}
 	classes = []string{classOrdinary, classHand, classBatch, classTakenBack, classVersions, classFaults}
 )
 
