@@ -266,12 +266,13 @@ type driver struct {
 	seen   atomic.Uint64 // revision of rec
 
 	progress progress
-	patient  bool                // a drain whose subscriptions are all busy: it may be looked at later
-	rec      switching.Record    // as last read or written
-	floor    *route.Entry        // the entry that only keeps an epoch, of a topic that rules decide
-	topic    Topic               // nil before it is opened
-	ways     [len(carryWays)]int // subscriptions that it has carried, by how
-	acks     []switching.Ack     // of the last survey
+	patient  bool                     // a drain whose subscriptions are all busy: it may be looked at later
+	rec      switching.Record         // as last read or written
+	floor    *route.Entry             // the entry that only keeps an epoch, of a topic that rules decide
+	topic    Topic                    // nil before it is opened
+	ways     [len(carryWays)]int      // subscriptions that it has carried, by how
+	inexact  [len(inexactKinds)]int64 // what it could not carry exactly
+	acks     []switching.Ack          // of the last survey
 	assign   chan assignment
 	brokers  *assignment
 }
@@ -517,6 +518,12 @@ func (d *driver) over(ctx context.Context) {
 			for i, n := range d.ways {
 				d.c.stats.carried[i].Add(uint64(n))
 			}
+		}
+	}
+	for i, n := range d.inexact {
+		// Nothing comes again because of a switch that was aborted, which what is missing does.
+		if d.rec.State != switching.StateAborted || inexactKinds[i] == "missing" {
+			d.c.stats.inexact[i].Add(uint64(n))
 		}
 	}
 	d.log.Info("a switch is over", "mode", d.rec.Mode, "state", d.rec.State, "from", d.rec.From, "to", d.rec.To, "epoch", d.rec.Epoch, "hold_ms", hold, "note", d.rec.Note)

@@ -75,6 +75,9 @@ func (f *fakeTopic) Carry(ctx context.Context) ([]switching.Carried, error) {
 	return []switching.Carried{{Topic: base, Subscription: "s", How: "end of what was copied", By: "producer and sequence id", First: "9:42", Unacked: 3, Repeated: 1, Missing: f.missing}}, f.call(ctx, "carry")
 }
 func (f *fakeTopic) ReadBack(ctx context.Context) (string, error) {
+	if f.call(ctx, "differs") != nil {
+		return "subscription s: it begins at 9:43 and should begin at 9:42", nil
+	}
 	return "", f.call(ctx, "read back")
 }
 func (f *fakeTopic) Since(ctx context.Context, _ string) (string, []switching.Publisher, error) {
@@ -517,6 +520,7 @@ func TestTheLeaderCountsWhatRunsAndWhatItEnded(t *testing.T) {
 		if have := numbers(t, c, "pointsman_switches"); len(have) != 0 {
 			t.Errorf("a proxy that does not lead counts %v", have)
 		}
+		w.topic.failures["differs"] = 2
 		w.request("sw-1")
 		other := switching.Record{ID: "sw-2", Rev: 1, Attempt: 1, Topic: base + "-2", From: "a", To: "b", Mode: switching.ModePlanned, State: switching.StateRequested, Wish: switching.WishPause, Epoch: 1, Started: time.Now()}
 		if err := w.st.PutSwitch(t.Context(), other); err != nil {
@@ -540,6 +544,12 @@ func TestTheLeaderCountsWhatRunsAndWhatItEnded(t *testing.T) {
 		carried := map[string]float64{"source_position": 0, "producer_and_sequence_id": 1, "publish_time": 0, "end_of_what_was_copied": 0, "no_copy": 0}
 		if have := numbers(t, c, "pointsman_switch_subscriptions_total"); !maps.Equal(have, carried) {
 			t.Errorf("carried: %v", have)
+		}
+		if have, want := numbers(t, c, "pointsman_switch_carried_entries_total"), map[string]float64{"in_hand": 3, "repeated": 1, "missing": 0}; !maps.Equal(have, want) {
+			t.Errorf("not carried exactly: %v, want %v", have, want)
+		}
+		if have, want := numbers(t, c, "pointsman_switch_carry_differences_total"), map[string]float64{"fence": 2}; !maps.Equal(have, want) {
+			t.Errorf("looks that found differences: %v, want %v", have, want)
 		}
 	})
 }

@@ -68,10 +68,13 @@ func millis(t time.Duration) float64 { return float64(t.Microseconds()) / 1000 }
 func (d *driver) carried(all []switching.Carried) {
 	rc := d.receipt()
 	rc.SubscriptionCount, rc.DuplicatesForecast = len(all), 0
-	d.ways = [len(carryWays)]int{}
+	d.ways, d.inexact = [len(carryWays)]int{}, [len(inexactKinds)]int64{}
 	for _, c := range all {
 		if d.rec.Mode != switching.ModeDrain {
 			d.ways[max(0, slices.Index(carryWays[:], pulsaradmin.How(c.By)))]++
+			for i, n := range [...]int64{c.Unacked, c.Repeated, c.Missing} {
+				d.inexact[i] += n
+			}
 		}
 		rc.DuplicatesForecast += c.Unacked + c.Repeated
 	}
@@ -104,6 +107,8 @@ type stats struct {
 	states  atomic.Pointer[map[switching.State]int] // of those that are not over
 	over    [len(endStates)]atomic.Uint64
 	carried [len(carryWays)]atomic.Uint64
+	inexact [len(inexactKinds)]atomic.Uint64
+	differs [len(differTimes)]atomic.Uint64
 	hold    histogram
 	batches batchStats
 	drains  drainStats
@@ -152,14 +157,18 @@ var (
 	descStates  = prometheus.NewDesc("pointsman_switches", "Switches in mode planned or drain that are under way, by state; the leader tells, on other proxies it is absent.", []string{"state"}, nil)
 	descEnded   = prometheus.NewDesc("pointsman_switches_ended_total", "Switches in mode planned or drain that ended while this proxy drove them, by state.", []string{"state"}, nil)
 	descCarried = prometheus.NewDesc("pointsman_switch_subscriptions_total", "Subscriptions of a partition that switches have carried which this proxy drove to their end, by how messages were recognised on the new cluster.", []string{"by"}, nil)
+	descInexact = prometheus.NewDesc("pointsman_switch_carried_entries_total", "What was not carried exactly by switches that this proxy drove to their end. in_hand: messages that consumers had and did not acknowledge, which may come again; repeated: acknowledged entries that come again; missing: entries without a copy that are not acknowledged, for which the switch was aborted.", []string{"what"}, nil)
+	descDiffers = prometheus.NewDesc("pointsman_switch_carry_differences_total", "Times that this proxy has found subscriptions of the new cluster not as they were to be carried: in the fence, where it carries them again.", []string{"when"}, nil)
 	descHold    = prometheus.NewDesc("pointsman_switch_hold_seconds", "How long topics were fenced in switches that this proxy has driven to the new cluster.", nil, nil)
 )
 
 // The states exist in the metrics from the start, at zero.
 var (
-	runStates = [...]switching.State{switching.StateRequested, switching.StatePrepared, switching.StateFenced, switching.StateEvicting, switching.StateDraining}
-	carryWays = [...]pulsaradmin.How{pulsaradmin.AtEnd, pulsaradmin.ByOrigin, pulsaradmin.ByProducer, pulsaradmin.ByTime, pulsaradmin.NotThere}
-	endStates = [...]switching.State{switching.StateDone, switching.StateIncomplete, switching.StateAborted, switching.StateReturned}
+	runStates    = [...]switching.State{switching.StateRequested, switching.StatePrepared, switching.StateFenced, switching.StateEvicting, switching.StateDraining}
+	carryWays    = [...]pulsaradmin.How{pulsaradmin.AtEnd, pulsaradmin.ByOrigin, pulsaradmin.ByProducer, pulsaradmin.ByTime, pulsaradmin.NotThere}
+	inexactKinds = [...]string{"in_hand", "repeated", "missing"}
+	differTimes  = [...]string{"fence"}
+	endStates    = [...]switching.State{switching.StateDone, switching.StateIncomplete, switching.StateAborted, switching.StateReturned}
 )
 
 // Describe implements prometheus.Collector.
@@ -168,6 +177,8 @@ func (c *Controller) Describe(ch chan<- *prometheus.Desc) {
 	ch <- descStates
 	ch <- descEnded
 	ch <- descCarried
+	ch <- descInexact
+	ch <- descDiffers
 	ch <- descHold
 	describeBatches(ch)
 	ch <- descDrainSubs
@@ -197,6 +208,12 @@ func (c *Controller) Collect(ch chan<- prometheus.Metric) {
 	}
 	for i, way := range carryWays {
 		ch <- prometheus.MustNewConstMetric(descCarried, prometheus.CounterValue, float64(c.stats.carried[i].Load()), strings.ReplaceAll(string(way), " ", "_"))
+	}
+	for i, what := range inexactKinds {
+		ch <- prometheus.MustNewConstMetric(descInexact, prometheus.CounterValue, float64(c.stats.inexact[i].Load()), what)
+	}
+	for i, when := range differTimes {
+		ch <- prometheus.MustNewConstMetric(descDiffers, prometheus.CounterValue, float64(c.stats.differs[i].Load()), when)
 	}
 	buckets, total := make(map[float64]uint64, len(holdBuckets)), uint64(0)
 	for i, bound := range holdBuckets {

@@ -334,7 +334,9 @@ func (d *driver) onClusters(ctx context.Context, step switching.Step) (r switchi
 			err = d.noteEnds(step.Tail)
 		}
 	case switching.WorkReadBack:
-		r.Why, err = d.topic.ReadBack(ctx)
+		if r.Why, err = d.topic.ReadBack(ctx); r.Why != "" {
+			d.c.stats.differs[0].Add(1)
+		}
 	case switching.WorkTailAgain:
 		r.Foreign, r.Publishers, err = d.topic.Since(ctx, step.Tail)
 	case switching.WorkVerify:
