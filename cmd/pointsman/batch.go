@@ -54,27 +54,41 @@ func onBlockedFlag(cmd *cobra.Command, r *admin.SwitchCommand) {
 	cmd.Flags().StringVar((*string)(&r.OnBlocked), "on-blocked", "", "batch: from now on stop, or skip topics that the preflight does not let move")
 }
 
-// into reads the flags.
+// into reads the flags that are given; the proxy knows what the others are.
 func (b *batchFlags) into(cmd *cobra.Command, o *admin.BatchOptions) error {
-	o.Parallel, o.MaxBacklog, o.OnBlocked = b.parallel, &b.maxBacklog, switching.OnBlocked(b.onBlocked)
-	hold := float64(b.maxHold.Milliseconds())
-	o.MaxHoldMillis = &hold
-	for wave := range strings.SplitSeq(b.waves, ",") {
-		o.Waves = append(o.Waves, strings.TrimSpace(wave))
+	given := cmd.Flags().Changed
+	if given("waves") {
+		for wave := range strings.SplitSeq(b.waves, ",") {
+			o.Waves = append(o.Waves, strings.TrimSpace(wave))
+		}
 	}
-	if b.parallel == 0 {
-		return usage("--parallel 0 would move nothing; write 1 to %d, or leave it out for %d", switching.MaxBatchParallel, admin.DefaultBatchParallel)
+	if given("parallel") {
+		if o.Parallel = b.parallel; b.parallel == 0 {
+			return usage("--parallel 0 would move nothing; write 1 to %d, or leave it out for %d", switching.MaxBatchParallel, admin.DefaultBatchParallel)
+		}
+	}
+	if given("max-hold") {
+		hold := float64(b.maxHold.Milliseconds())
+		o.MaxHoldMillis = &hold
+	}
+	if given("max-backlog") {
+		o.MaxBacklog = &b.maxBacklog
+	}
+	if given("on-blocked") {
+		o.OnBlocked = switching.OnBlocked(b.onBlocked)
 	}
 	var err error
 	if o.Pace, err = strconv.ParseFloat(strings.TrimSuffix(b.pace, "/s"), 64); err != nil || math.IsNaN(o.Pace) || math.IsInf(o.Pace, 0) {
 		return usage("--pace %q is no pace; write a number of switches per second such as 5/s; see `%s --help`", b.pace, cmd.CommandPath())
 	}
-	share, err := strconv.ParseFloat(strings.TrimSuffix(b.maxFailed, "%"), 64)
-	if err != nil || !strings.HasSuffix(b.maxFailed, "%") || math.IsNaN(share) || math.IsInf(share, 0) {
-		return usage("--max-failed %q is no share; write one such as 5%%; see `%s --help`", b.maxFailed, cmd.CommandPath())
+	if given("max-failed") {
+		share, err := strconv.ParseFloat(strings.TrimSuffix(b.maxFailed, "%"), 64)
+		if err != nil || !strings.HasSuffix(b.maxFailed, "%") || math.IsNaN(share) || math.IsInf(share, 0) {
+			return usage("--max-failed %q is no share; write one such as 5%%; see `%s --help`", b.maxFailed, cmd.CommandPath())
+		}
+		share /= 100
+		o.MaxFailed = &share
 	}
-	share /= 100
-	o.MaxFailed = &share
 	return nil
 }
 

@@ -64,6 +64,9 @@ func batchSession(t *testing.T, output string) (text string) {
 			run("switch start --namespace acme/orders --to b --waves 5%,1%")
 			run("switch start --namespace acme/orders --to b --pace fast")
 			run("switch start --namespace acme/orders --to b --max-failed 3")
+			run("switch start --topic acme/other/x --to b --mode immediate --parallel 8")
+			run("switch start --topic acme/other/x --to b --mode drain --max-backlog 5")
+			run("switch resume " + id + " --on-blocked leave")
 		}
 		text = b.String()
 	})

@@ -130,7 +130,8 @@ func (c *cli) switchResume() *cobra.Command {
 		Use:   "resume ID",
 		Short: "Let a paused switch begin, or an aborted one begin anew",
 		Long: `Let a paused switch begin, or ask for the next attempt of an aborted one; there is a preflight before it. A batch goes on, whatever had paused it, and
-tries those topics again that have failed or were blocked; also one that has ended incomplete or was aborted.
+tries those topics again that have failed or were blocked; also one that has ended incomplete or was aborted. --force, --reversible and --on-blocked hold for what has
+not moved yet.
 
 ` + exitHelp,
 		Example: `  pointsman switch resume sw-20260102-030405-a1b2c3`,
@@ -165,7 +166,8 @@ func (c *cli) switchReverse() *cobra.Command {
 		Use:   "reverse ID",
 		Short: "Move the topics of a switch back, by a new planned switch",
 		Long: `Move the topics of a switch that is done back to where they came from: a new planned switch in the other direction, with a preflight before it.
-Refused when a topic has moved on since. A failover goes back as a batch: one of topics, or of one namespace; for one of several rules the error says the commands.
+Refused when a topic has moved on since. Of a namespace, topics that the batch has not moved stay where they are, with a warning.
+A failover goes back as a batch: one of topics, or of one namespace; for one of several rules the error says the commands.
 
 A switch that drains is taken back instead, as long as every subscription reads the old cluster ("switch pause" keeps them there; one that is caught up leaves
 after about a second) and no other one has had a message on the new one: what was published there is copied behind what the old cluster has, and then the topic is

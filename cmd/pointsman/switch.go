@@ -53,8 +53,8 @@ and does not promise:
 ` + bullets(switching.NotPromised(switching.ModePlanned)) + `
 Drain mode is for topics without replication. Producers move as in planned mode; nothing is copied: each subscription goes on reading the old cluster until it has
 acknowledged everything there, and then follows by itself. The command ends when the producers have moved; "switch watch" waits for the end, which may take as long as the
-slowest subscription. "switch pause" keeps subscriptions where they are. Up to 64 topics by name have a switch each; more, a namespace, a prefix or a share of them are a
-batch, which begins no more while 500 of its topics drain, and makes the rule of a namespace when none drains any more.
+slowest subscription. "switch pause" keeps subscriptions where they are. Up to 64 topics by name have a switch each; more, a namespace, a prefix or a share of them, or
+any option of batches, are a batch, which begins no more while 500 of its topics drain, and makes the rule of a namespace when none drains any more.
 
 Drain mode promises:
 ` + bullets(switching.Promised(switching.ModeDrain)) + `

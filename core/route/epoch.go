@@ -58,6 +58,7 @@ func Remove(before Entry, byRule Decision) *Entry {
 // that follow it, its epoch is above that of the rule that decided them so far, above every floor in the scope, and above
 // every exact entry in it that names another cluster; it is not below those that name the same one. So entries may be removed in favour of
 // the rule and leave no floor behind, and topics that moved one by one before their rule keep their epoch where they all have the same.
+// If it does not, the rule has the epoch of the one that decided so far, for nothing moves; entries above it leave floors.
 func SetRule(t *Table, scope, to, switchID, listenerDefault string) (Rule, error) {
 	if err := checkScope(scope); err != nil {
 		return Rule{}, err

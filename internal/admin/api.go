@@ -295,7 +295,7 @@ type SwitchRequest struct {
 	BatchOptions
 }
 
-// BatchOptions are how a batch goes about it: every request in planned mode that is not for one topic by name.
+// BatchOptions are how a batch goes about it, and make one of any request in planned or drain mode.
 type BatchOptions struct {
 	Waves    []string `json:"waves,omitempty"`    // how much has moved at the end of each: numbers of topics, or shares such as "10%"; default 1, 1%, 10%, 100%
 	Pace     float64  `json:"pace,omitempty"`     // switches that begin in a second at most; 0 is no limit

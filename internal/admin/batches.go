@@ -61,13 +61,42 @@ func (o BatchOptions) limits() (switching.BatchLimits, error) {
 		return l, fault("--max-failed %g%%: want 0%% to 100%%", l.MaxFailed*100)
 	case l.MaxHoldMillis < 0 || l.MaxBacklog < 0:
 		return l, fault("--max-hold and --max-backlog cannot be negative; 0 is no limit")
-	case l.OnBlocked != switching.StopOnBlocked && l.OnBlocked != switching.SkipOnBlocked:
-		return l, fault("--on-blocked %q: want %s or %s", l.OnBlocked, switching.StopOnBlocked, switching.SkipOnBlocked)
+	}
+	if err := checkOnBlocked(l.OnBlocked); err != nil {
+		return l, err
 	}
 	if _, err := switching.WaveEnds(l.Waves, 1000); err != nil {
 		return l, fault("--waves %s: %v", strings.Join(l.Waves, ","), err)
 	}
 	return l, nil
+}
+
+func checkOnBlocked(o switching.OnBlocked) error {
+	if o == switching.StopOnBlocked || o == switching.SkipOnBlocked {
+		return nil
+	}
+	return &Error{Code: CodeBadRequest, Message: fmt.Sprintf("--on-blocked %q: want %s or %s", o, switching.StopOnBlocked, switching.SkipOnBlocked), Remedy: "write one of them"}
+}
+
+// given is one of the options as the command line has it; "" when there is none.
+func (o BatchOptions) given() string {
+	switch {
+	case len(o.Waves) > 0:
+		return "--waves"
+	case o.Pace != 0:
+		return "--pace"
+	case o.Parallel != 0:
+		return "--parallel"
+	case o.MaxFailed != nil:
+		return "--max-failed"
+	case o.MaxHoldMillis != nil:
+		return "--max-hold"
+	case o.MaxBacklog != nil:
+		return "--max-backlog"
+	case o.OnBlocked != "":
+		return "--on-blocked"
+	}
+	return ""
 }
 
 // batchRequest reads which topics a request is about. targets are those that it names, or its namespace.
@@ -124,8 +153,8 @@ func batchRequest(r *SwitchRequest, targets []target) (switching.BatchRequest, s
 	return b, scope, nil
 }
 
-// startStored plans a batch, and asks for it.
-func (s *Server) startStored(ctx context.Context, r *SwitchRequest, mode switching.Mode, targets []target) (*SwitchStatus, error) {
+// startStored plans a batch, and asks for it. warnings are shown with those of the plan.
+func (s *Server) startStored(ctx context.Context, r *SwitchRequest, mode switching.Mode, targets []target, warnings ...string) (*SwitchStatus, error) {
 	if s.planTopics == nil || s.preflight == nil {
 		return nil, &Error{Code: CodeUnsupportedMode, Message: "this proxy cannot plan switches", Remedy: "use --mode immediate"}
 	}
@@ -138,7 +167,10 @@ func (s *Server) startStored(ctx context.Context, r *SwitchRequest, mode switchi
 	}
 	limits.Force, limits.Reversible = r.Force, r.Reversible
 	if mode == switching.ModeDrain {
-		limits.MaxBacklog = 0 // nothing is replicated
+		if r.MaxBacklog != nil && *r.MaxBacklog != 0 {
+			return nil, &Error{Code: CodeUnsupportedMode, Message: "--max-backlog is for mode planned: in a drain nothing is replicated", Remedy: "leave it out"}
+		}
+		limits.MaxBacklog = 0
 	}
 	req, scope, err := batchRequest(r, targets)
 	if err != nil {
@@ -164,7 +196,7 @@ func (s *Server) startStored(ctx context.Context, r *SwitchRequest, mode switchi
 	}
 	now := time.Now()
 	b := switching.Batch{
-		ID: newSwitchID(now), Rev: 1, From: plan.From, To: r.To, Mode: mode, Scope: scope, Limits: limits, State: switching.BatchNew, Warnings: plan.Warnings,
+		ID: newSwitchID(now), Rev: 1, From: plan.From, To: r.To, Mode: mode, Scope: scope, Limits: limits, State: switching.BatchNew, Warnings: slices.Concat(warnings, plan.Warnings),
 		Who: whoOr(r.Who), Why: r.Why, Started: now, Count: switching.BatchCount{Total: len(plan.Items)},
 	}
 	if req.Whole() {
@@ -507,6 +539,11 @@ func (s *Server) resumeBatch(ctx context.Context, b switching.Batch, r *SwitchCo
 			return nil, err
 		}
 	}
+	if r.OnBlocked != "" {
+		if err := checkOnBlocked(r.OnBlocked); err != nil {
+			return nil, err
+		}
+	}
 	return s.wishBatch(ctx, b, func(b *switching.Batch) error {
 		switch {
 		case b.State == switching.BatchDone:
@@ -525,6 +562,7 @@ func (s *Server) resumeBatch(ctx context.Context, b switching.Batch, r *SwitchCo
 		b.Pause, b.Abort = nil, false
 		b.Resumed++
 		b.Limits.Force = b.Limits.Force || r.Force
+		b.Limits.Reversible = b.Limits.Reversible || r.Reversible
 		b.Limits.OnBlocked = cmp.Or(r.OnBlocked, b.Limits.OnBlocked)
 		return nil
 	})
@@ -548,23 +586,54 @@ func (s *Server) reverseBatch(ctx context.Context, b switching.Batch, r *SwitchC
 		},
 	}
 	moved, faults, err := s.stillMoved(ctx, b)
+	var others []string
+	if err == nil && b.Rule > 0 {
+		moved, others, err = s.parted(ctx, b, moved)
+	}
+	var warnings []string
 	switch {
 	case err != nil:
 		return nil, err
 	case len(faults) > 0:
 		return nil, &Error{Code: CodeConflict, Message: fmt.Sprintf("batch %s cannot be reversed: %s: %s", b.ID, faults[0].Name, faults[0].Problem), Remedy: "plan a new switch with `pointsman switch start`", Details: faults[:min(len(faults), maxDetails)]}
-	case b.Rule > 0:
+	case b.Rule > 0 && len(others) == 0:
 		req.Namespace = scopeName(b.Namespace)
 	case len(moved) == 0:
 		return nil, &Error{Code: CodeConflict, Message: fmt.Sprintf("no topic of batch %s has moved", b.ID), Remedy: "there is nothing to reverse"}
 	default:
 		req.Topics = moved
 	}
+	if len(others) > 0 {
+		warnings = append(warnings, fmt.Sprintf("%d topics of %s that batch %s has not moved stay where they are, and its rule goes on naming %s; `pointsman switch start --namespace %s --to %s` moves all of it: %s",
+			len(others), b.Namespace, b.ID, b.To, scopeName(b.Namespace), req.To, strings.Join(others[:min(len(others), maxDetails)], ", ")))
+	}
 	targets, err := switchTargets(req)
 	if err != nil {
 		return nil, err
 	}
-	return s.startStored(ctx, req, b.Mode, targets)
+	return s.startStored(ctx, req, b.Mode, targets, warnings...)
+}
+
+// parted are the topics of a batch's namespace that are not where they came from: those that it has moved and that there are still, and the others, which
+// were there before, or have come since.
+func (s *Server) parted(ctx context.Context, b switching.Batch, moved []string) (own, others []string, err error) {
+	if s.planTopics == nil {
+		return moved, nil, nil // nothing will move
+	}
+	plan, err := s.planTopics(ctx, switching.BatchRequest{To: b.From[0], Namespace: b.Namespace})
+	if err != nil {
+		return nil, nil, unplanned(err, b.From[0])
+	}
+	slices.Sort(moved)
+	for _, it := range plan.Items {
+		if _, ok := slices.BinarySearch(moved, it.Topic); ok {
+			own = append(own, it.Topic)
+		} else {
+			others = append(others, it.Topic)
+		}
+	}
+	slices.Sort(others)
+	return own, others, nil
 }
 
 // stillMoved are the topics that a batch has moved; faults are those that somebody else has moved since.

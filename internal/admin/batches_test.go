@@ -260,14 +260,161 @@ func TestTheRuleOfANamespaceIsNotBelowItsEntries(t *testing.T) {
 	r.set(topic2, "a")
 	r.set(topic2, "b") // epoch 3
 	r.set("persistent://acme/orders/t3", "c")
-	epoch, removed, err := r.servers["p1"].RuleNamespace(t.Context(), switching.Batch{ID: "sw-1", Namespace: "acme/orders", To: "b"})
-	if err != nil || epoch != 3 || removed != 2 {
-		t.Errorf("epoch %d, %d removed, %v", epoch, removed, err)
+	epoch, removed, floors, err := r.servers["p1"].RuleNamespace(t.Context(), switching.Batch{ID: "sw-1", Namespace: "acme/orders", To: "b"})
+	if err != nil || epoch != 3 || removed != 2 || floors != 0 {
+		t.Errorf("epoch %d, %d removed, %d floors, %v", epoch, removed, floors, err)
 	}
 	r.expect(topic1, "b", 3)
 	r.expect(topic2, "b", 3)
 	r.expect("persistent://acme/orders/t3", "c", 1)
-	if again, n, err := r.servers["p1"].RuleNamespace(t.Context(), switching.Batch{ID: "sw-1", Namespace: "acme/orders", To: "b"}); err != nil || again != 3 || n != 0 {
+	if again, n, _, err := r.servers["p1"].RuleNamespace(t.Context(), switching.Batch{ID: "sw-1", Namespace: "acme/orders", To: "b"}); err != nil || again != 3 || n != 0 {
 		t.Errorf("once more: epoch %d, %d removed, %v", again, n, err)
+	}
+}
+
+// The way back is that of the batch's topics: one that was on the new cluster before, by an entry or without, or has come there since, is none of them.
+func TestTheWayBackOfANamespaceIsThatOfWhatTheBatchHasMoved(t *testing.T) {
+	in(t, func(t *testing.T, r *rig) {
+		names := r.orders(6)
+		there, since, elsewhere := names[5], "persistent://acme/orders/since", "persistent://acme/orders/elsewhere"
+		r.set(there, "b")
+		r.lead(nil)
+		st := must(t)(r.switchAndWait(namespaced(nil)))
+		if !st.Done() || st.Flipped != 5 || st.Batch.Rule == 0 {
+			t.Fatalf("status = %+v, batch %+v", st, st.Batch)
+		}
+		r.listed["b"], r.listed["a"] = append(names[1:], since), nil // names[0] was deleted
+		r.set(elsewhere, "c")
+
+		dry := must(t)(r.client("p2").ReverseSwitch(t.Context(), admin.SwitchCommand{ID: st.ID, DryRun: true}))
+		said := strings.Join(dry.Batch.Warnings, "\n")
+		for _, text := range []string{"3 topics of acme/orders that batch " + st.ID + " has not moved stay where they are", elsewhere, there, since, "its rule goes on naming b", "`pointsman switch start --namespace acme/orders --to a`"} {
+			if !strings.Contains(said, text) {
+				t.Errorf("the dry run does not say %q: %s", text, said)
+			}
+		}
+		back := must(t)(r.client("p2").ReverseSwitch(t.Context(), admin.SwitchCommand{ID: st.ID}))
+		back = must(t)(r.client("p2").WaitSwitch(t.Context(), back.ID, nil))
+		if !back.Done() || back.Flipped != 4 || back.Batch.Rule != 0 || strings.Join(back.Batch.Warnings, "\n") != said {
+			t.Errorf("reversed: %+v, batch %+v", back, back.Batch)
+		}
+		for _, name := range names[1:5] {
+			r.expect(name, "a", 2)
+		}
+		for name, cluster := range map[string]string{there: "b", since: "b", elsewhere: "c"} {
+			if d := r.stored(name); d.Cluster != cluster {
+				t.Errorf("%s has followed to %s: %+v", name, d.Cluster, d)
+			}
+		}
+	})
+}
+
+func TestWhatAResumeAsksForHoldsFromThenOn(t *testing.T) {
+	in(t, func(t *testing.T, r *rig) {
+		names := r.orders(2)
+		r.lead(func(c switching.CheckRequest, p *switching.Preflight) {
+			switch {
+			case c.Reversible:
+				p.Add(switching.Finding{Item: "replication", Verdict: switching.Blocker, Evidence: "nothing comes back"})
+			case c.Topic == names[1]:
+				p.Add(switching.Finding{Item: "schema", Verdict: switching.Blocker, Evidence: "version 3 differs"})
+			}
+		})
+		st := must(t)(r.switchAndWait(namespaced(nil)))
+		if len(st.Skipped) != 1 {
+			t.Fatalf("status = %+v", st)
+		}
+		_, err := r.client("p1").ResumeSwitch(t.Context(), admin.SwitchCommand{ID: st.ID, OnBlocked: "leave"})
+		refused(t, err, admin.CodeBadRequest, `--on-blocked "leave"`)
+		must(t)(r.client("p1").ResumeSwitch(t.Context(), admin.SwitchCommand{ID: st.ID, Reversible: true, OnBlocked: switching.SkipOnBlocked}))
+		st = must(t)(r.client("p1").WaitSwitch(t.Context(), st.ID, nil))
+		if st.Flipped != 0 || len(st.Skipped) != 2 || !st.Batch.Limits.Reversible {
+			t.Errorf("without a way back %d moved: %+v, limits %+v", st.Flipped, st.Skipped, st.Batch.Limits)
+		}
+	})
+}
+
+// What is asked for and cannot be had is refused, and not forgotten.
+func TestOptionsOfABatchMakeOneOrAreRefused(t *testing.T) {
+	in(t, func(t *testing.T, r *rig) {
+		names := r.orders(3)
+		r.lead(nil)
+		hold := 10.0
+		for what, set := range map[string]func(*admin.SwitchRequest){
+			"--waves":      func(q *admin.SwitchRequest) { q.Waves = []string{"2"} },
+			"--pace":       func(q *admin.SwitchRequest) { q.Pace = 1 },
+			"--parallel":   func(q *admin.SwitchRequest) { q.Parallel = 2 },
+			"--max-hold":   func(q *admin.SwitchRequest) { q.MaxHoldMillis = &hold },
+			"--on-blocked": func(q *admin.SwitchRequest) { q.OnBlocked = switching.SkipOnBlocked },
+		} {
+			for _, mode := range []switching.Mode{switching.ModePlanned, switching.ModeDrain} {
+				req := plan("b", names[0])
+				if req.Mode = string(mode); mode == switching.ModeDrain {
+					req.Topics = names
+				}
+				req.DryRun = true
+				set(&req)
+				if st := must(t)(r.client("p1").StartSwitch(t.Context(), req)); st.Batch == nil {
+					t.Errorf("%s with %d topics by name in mode %s is left out: no batch", what, len(req.Topics), mode)
+				}
+			}
+			for _, mode := range []switching.Mode{switching.ModeImmediate, switching.ModeFailover} {
+				req := plan("b", names[0])
+				req.Mode, req.DryRun = string(mode), true
+				set(&req)
+				_, err := r.client("p1").StartSwitch(t.Context(), req)
+				refused(t, err, admin.CodeUnsupportedMode, what+" is for batches, in mode planned or drain")
+			}
+		}
+		req := plan("b", names...)
+		req.Mode, req.Parallel = string(switching.ModeDrain), 1000
+		_, err := r.client("p1").StartSwitch(t.Context(), req)
+		refused(t, err, admin.CodeBadRequest, "--parallel 1000: want 1 to 64")
+
+		for what, req := range map[string]admin.SwitchRequest{
+			"--reversible":         {Topics: names, To: "b", Mode: string(switching.ModeImmediate), Reversible: true},
+			"--subscriptions none": {Topics: names, To: "b", Subscriptions: "none"},
+		} {
+			_, err := r.client("p1").StartSwitch(t.Context(), req)
+			refused(t, err, admin.CodeUnsupportedMode, what+" is for")
+		}
+		st := must(t)(r.switchAndWait(plan("b", names[0])))
+		_, err = r.client("p1").ReverseSwitch(t.Context(), admin.SwitchCommand{ID: st.ID, OnBlocked: switching.SkipOnBlocked})
+		refused(t, err, admin.CodeBadRequest, "--on-blocked is for batches")
+		_, err = r.client("p1").ResumeSwitch(t.Context(), admin.SwitchCommand{ID: st.ID, OnBlocked: switching.SkipOnBlocked})
+		refused(t, err, admin.CodeBadRequest, "--on-blocked is for batches")
+	})
+}
+
+// Where the rules name the cluster already, topics that never moved keep their epoch, and floors those of the others.
+func TestARuleThatChangesNoClusterRaisesNoEpoch(t *testing.T) {
+	r := newRig(t, "p1")
+	still := "persistent://acme/orders/still"
+	rule := func(floors int, want uint64) {
+		t.Helper()
+		epoch, removed, kept, err := r.servers["p1"].RuleNamespace(t.Context(), switching.Batch{ID: "sw-1", Namespace: "acme/orders", To: "a"})
+		if err != nil || epoch != want || removed != 2 || kept != floors {
+			t.Errorf("epoch %d, %d removed, %d floors, %v; want epoch %d, 2 removed, %d floors", epoch, removed, kept, err, want, floors)
+		}
+	}
+	r.set(topic1, "b")
+	r.set(topic1, "a") // epoch 2
+	r.set(topic2, "a") // never moved
+	r.expect(still, "a", 0)
+	rule(1, 0)
+	r.expect(topic1, "a", 2)
+	r.expect(topic2, "a", 0)
+	r.expect(still, "a", 0)
+	// The next move of the namespace takes the floor away.
+	for _, name := range []string{topic1, topic2} {
+		r.set(name, "b")
+	}
+	if epoch, removed, kept, err := r.servers["p1"].RuleNamespace(t.Context(), switching.Batch{ID: "sw-2", Namespace: "acme/orders", To: "b"}); err != nil || epoch != 3 || removed != 2 || kept != 0 {
+		t.Errorf("epoch %d, %d removed, %d floors, %v", epoch, removed, kept, err)
+	}
+	r.expect(topic1, "b", 3)
+	r.expect(still, "b", 3)
+	if n := r.storedTable().Len(); n != 0 {
+		t.Errorf("%d entries are left", n)
 	}
 }

@@ -103,39 +103,48 @@ func (c *Client) Together(ctx context.Context, namespace string) (TogetherAnswer
 }
 
 // RuleNamespace maps the namespace of a batch by one rule and removes the entries that say the same. First the rule: until that is written no entry is
-// missing, and afterwards each one that is removed changes nothing. All of it may be repeated.
-func (s *Server) RuleNamespace(ctx context.Context, b switching.Batch) (epoch uint64, removed int, err error) {
+// missing, and afterwards each one that is removed changes nothing. All of it may be repeated. floors are the topics that have moved more often than the
+// rule: their epochs stay in the map.
+func (s *Server) RuleNamespace(ctx context.Context, b switching.Batch) (epoch uint64, removed, floors int, err error) {
 	ns, err := parseName(b.Namespace)
 	if err != nil {
-		return 0, 0, err
+		return 0, 0, 0, err
 	}
 	p, err := s.plan(ctx, "")
 	if err != nil {
-		return 0, 0, err
+		return 0, 0, 0, err
 	}
 	why := "batch " + b.ID + ": all topics of " + b.Namespace + " are on " + b.To
 	if _, err := p.set(ns, b.To, 0, ""); err != nil {
-		return 0, 0, err
+		return 0, 0, 0, err
 	}
 	if _, err := s.write(ctx, p, nil, b.Who, why); err != nil {
-		return 0, 0, err
+		return 0, 0, 0, err
 	}
 	if p, err = s.plan(ctx, ""); err != nil {
-		return 0, 0, err
+		return 0, 0, 0, err
 	}
 	rule, ok := p.table.Rule(ns.scope)
 	if !ok || rule.Cluster != b.To {
-		return 0, 0, fmt.Errorf("the rule of %s names cluster %q: somebody has changed it meanwhile", b.Namespace, rule.Cluster)
+		return 0, 0, 0, fmt.Errorf("the rule of %s names cluster %q: somebody has changed it meanwhile", b.Namespace, rule.Cluster)
 	}
 	var redundant []string
 	for e := range p.table.Each {
-		if t, err := route.ParseTopic(e.Topic); err == nil && t.In(ns.scope) && e.State == route.StateActive && e.Cluster == b.To && !e.Floor() {
+		t, err := route.ParseTopic(e.Topic)
+		if err != nil || !t.In(ns.scope) {
+			continue
+		}
+		same := e.State == route.StateActive && e.Cluster == b.To && !e.Floor()
+		if same {
 			redundant = append(redundant, e.Topic)
+		}
+		if (same || e.Floor()) && e.Epoch > rule.Epoch {
+			floors++
 		}
 	}
 	slices.Sort(redundant)
 	removed, err = s.dropEntries(ctx, redundant, b.To, b.Who, why)
-	return rule.Epoch, removed, err
+	return rule.Epoch, removed, floors, err
 }
 
 // dropEntries removes entries that say the same as a rule, some at a time, unless they have become somebody else's.

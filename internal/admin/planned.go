@@ -50,7 +50,7 @@ type order struct {
 func (s *Server) startPlanned(ctx context.Context, r *SwitchRequest, mode switching.Mode, targets []target) (any, error) {
 	scope := len(r.Topics) == 0 || r.Percent != 0 || r.Prefix != ""
 	// A few drains by name stay together without a batch: `reverse` takes all of them back.
-	if scope || len(targets) > 1 && mode == switching.ModePlanned || len(targets) > maxPlanned {
+	if scope || len(targets) > 1 && mode == switching.ModePlanned || len(targets) > maxPlanned || r.given() != "" {
 		return s.startStored(ctx, r, mode, targets)
 	}
 	if known := s.proxy.Info().Clusters; !slices.Contains(known, r.To) {
@@ -326,6 +326,9 @@ func (s *Server) handleResume(ctx context.Context, r *SwitchCommand) (any, error
 	if err != nil {
 		return nil, err
 	}
+	if err := noBatch(r); err != nil {
+		return nil, err
+	}
 	again := map[string]uint64{} // by id, of aborted ones: the epoch that the next attempt writes
 	var moves []move
 	var ended []string // topics of aborted ones: somebody else may have them by now
@@ -398,6 +401,9 @@ func (s *Server) handleReverse(ctx context.Context, r *SwitchCommand) (any, erro
 	if len(records) == 0 {
 		return nil, noSwitch(r.ID)
 	}
+	if err := noBatch(r); err != nil {
+		return nil, err
+	}
 	mode := switching.ModePlanned
 	if records[0].Mode == switching.ModeDrain {
 		if mode = switching.ModeDrain; slices.ContainsFunc(records, func(rec switching.Record) bool { return !rec.State.Over() }) {
@@ -455,6 +461,14 @@ func orError(f func() (*SwitchStatus, error), err error) (any, error) {
 		return nil, err
 	}
 	return st, nil
+}
+
+// noBatch refuses what a command has for batches only.
+func noBatch(r *SwitchCommand) error {
+	if r.OnBlocked == "" {
+		return nil
+	}
+	return &Error{Code: CodeBadRequest, Message: fmt.Sprintf("--on-blocked is for batches, and %s is none", r.ID), Remedy: "leave it out"}
 }
 
 func noSwitch(id string) *Error {

@@ -41,6 +41,12 @@ func (s *Server) handleSwitchStart(ctx context.Context, r *SwitchRequest) (any, 
 	if err != nil {
 		return nil, &Error{Code: CodeUnsupportedMode, Message: err.Error(), Remedy: "leave it out for the planned one (`pointsman switch start --help`)"}
 	}
+	if option := r.given(); option != "" && !mode.Driven() {
+		return nil, &Error{Code: CodeUnsupportedMode, Message: option + " is for batches, in mode planned or drain", Remedy: "leave it out, or change --mode"}
+	}
+	if r.Reversible && !mode.Driven() {
+		return nil, &Error{Code: CodeUnsupportedMode, Message: "--reversible is for mode planned or drain: the others have no preflight that looks at the way back", Remedy: "leave it out, or change --mode"}
+	}
 	if mode == switching.ModeFailover {
 		return s.startFailover(ctx, r)
 	}
@@ -98,6 +104,8 @@ func switchTargets(r *SwitchRequest) ([]target, error) {
 		return nil, &Error{Code: CodeBadRequest, Message: "no target cluster is named", Remedy: "add --to CLUSTER"}
 	case r.From != "" && r.Mode != string(switching.ModeFailover):
 		return nil, &Error{Code: CodeBadRequest, Message: fmt.Sprintf("--from %s is for --mode failover: in the others the map says where a topic is", r.From), Remedy: "leave it out, and name --topic, --topics-from or --namespace; or, when the cluster is dead, add --mode failover"}
+	case r.Subscriptions != "" && r.Mode != string(switching.ModeFailover):
+		return nil, &Error{Code: CodeUnsupportedMode, Message: fmt.Sprintf("--subscriptions %s is for --mode failover", r.Subscriptions), Remedy: "leave it out"}
 	case (len(r.Topics) > 0) == (r.Namespace != "" || r.Prefix != ""):
 		return nil, &Error{Code: CodeBadRequest, Message: "a switch moves either topics or one namespace", Remedy: "name --topic (repeatable), --topics-from FILE, or --namespace TENANT/NAMESPACE (or --prefix)"}
 	case r.Mode == string(switching.ModeImmediate) && (r.Prefix != "" || r.Percent != 0):

@@ -32,6 +32,7 @@ type field struct {
 	checks  map[string]int
 	asked   []switching.CheckRequest
 	rules   int // how often the rule was written
+	floors  int // that are left beside it
 	backlog int64
 	late    []string // appear while the rule is being written
 }
@@ -112,25 +113,25 @@ func (f *field) HandleFacts(_ context.Context, topics []string) (map[string]swit
 func (f *field) Together(context.Context, string) ([][]string, error) { return f.sets, nil }
 
 // RuleNamespace does without guards.
-func (f *field) RuleNamespace(ctx context.Context, b switching.Batch) (uint64, int, error) {
+func (f *field) RuleNamespace(ctx context.Context, b switching.Batch) (uint64, int, int, error) {
 	f.do(func() {
 		f.rules++
 		f.onA = append(f.onA, f.late...)
 	})
 	entries, err := f.w.st.Entries(ctx)
 	if err != nil {
-		return 0, 0, err
+		return 0, 0, 0, err
 	}
 	rule := route.Rule{Scope: b.Namespace, Cluster: b.To, Epoch: 1}
 	if err := f.w.st.Apply(ctx, store.Change{Rules: []store.RuleChange{{Scope: b.Namespace, After: &rule}}}); err != nil {
-		return 0, 0, err
+		return 0, 0, 0, err
 	}
 	for _, e := range entries {
 		if err := f.w.st.Apply(ctx, store.Change{Entries: []store.EntryChange{{Topic: e.Topic, Before: &e}}}); err != nil {
-			return 0, 0, err
+			return 0, 0, 0, err
 		}
 	}
-	return rule.Epoch, len(entries), nil
+	return rule.Epoch, len(entries), f.floors, nil
 }
 
 // start writes a batch of the whole namespace down as the control API does.
@@ -252,7 +253,7 @@ func (f *field) expectFlips(n int) {
 func TestANamespaceMovesTopicByTopicAndEndsAsOneRule(t *testing.T) {
 	in(t, func(t *testing.T) {
 		f := newField(t, 60, "p1", "p2")
-		f.late = []string{"persistent://acme/orders/late"}
+		f.late, f.floors = []string{"persistent://acme/orders/late"}, 7
 		f.sets = [][]string{{f.onA[1], f.onA[50]}}
 		c := f.controller("p1", f.w.st)
 		defer f.lead(c)()
@@ -261,7 +262,7 @@ func TestANamespaceMovesTopicByTopicAndEndsAsOneRule(t *testing.T) {
 		f.await("sw-1", "on its way", func(b switching.Batch) bool { return b.Count.Moved > 0 })
 		f.do(func() { f.onA = append(f.onA, fresh) })
 		b := f.await("sw-1", "over", isOver)
-		if b.State != switching.BatchDone || b.Count.Moved != 61 || b.Rule != 1 || b.Removed != 61 || !strings.Contains(b.Note, "persistent://acme/orders/late") || strings.Contains(b.Note, "fresh") || b.Forecast.Duplicates != 60 {
+		if b.State != switching.BatchDone || b.Count.Moved != 61 || b.Rule != 1 || b.Removed != 61 || !strings.Contains(b.Note, "persistent://acme/orders/late") || strings.Contains(b.Note, "fresh") || !strings.Contains(b.Note, "; 7 topics have moved more often than the rule") || b.Forecast.Duplicates != 60 {
 			t.Errorf("%+v", b)
 		}
 		f.expectFlips(61)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"pointsman/core/route"
@@ -293,20 +294,23 @@ func (d *batchDriver) rule(ctx context.Context, b switching.Batch, names []strin
 		fail("the topics of %s cannot be listed: %v", b.Namespace, err)
 		return
 	}
-	epoch, removed, err := d.c.cfg.Fleet.RuleNamespace(ctx, b)
+	epoch, removed, floors, err := d.c.cfg.Fleet.RuleNamespace(ctx, b)
 	if err != nil {
 		fail("the rule of %s: %v", b.Namespace, err)
 		return
 	}
 	// Whoever made a topic between the look and the rule did so on the old cluster.
-	note := ""
+	var notes []string
 	after, err := d.c.on(ctx, b.From, b.Namespace)
 	late := slices.DeleteFunc(slices.Sorted(maps.Keys(after)), func(name string) bool { return before[name] })
 	switch {
 	case err != nil:
-		note = fmt.Sprintf("whether topics appeared on the old cluster while the rule was written could not be seen: %v", err)
+		notes = append(notes, fmt.Sprintf("whether topics appeared on the old cluster while the rule was written could not be seen: %v", err))
 	case len(late) > 0:
-		note = "appeared on the old cluster while the rule was written, which may hold messages of theirs: " + listNames(late)
+		notes = append(notes, "appeared on the old cluster while the rule was written, which may hold messages of theirs: "+listNames(late))
 	}
-	d.report(func(now time.Time) { d.run.Ruled(now, epoch, removed, note) })
+	if floors > 0 {
+		notes = append(notes, fmt.Sprintf("%d topics have moved more often than the rule, so the map keeps their epochs (`pointsman routes ls %s --floors`)", floors, b.Namespace))
+	}
+	d.report(func(now time.Time) { d.run.Ruled(now, epoch, removed, strings.Join(notes, "; ")) })
 }

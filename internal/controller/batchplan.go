@@ -22,8 +22,8 @@ type Fleet interface {
 	// Together are the sets of topics of a namespace that some client consumes under one subscription name on one connection.
 	Together(ctx context.Context, namespace string) ([][]string, error)
 	// RuleNamespace maps a namespace of which every topic is on the new cluster by one rule, and removes the entries that it makes superfluous, in steps that
-	// may each be repeated. It tells the rule's epoch and how many entries it has removed.
-	RuleNamespace(ctx context.Context, b switching.Batch) (epoch uint64, removed int, err error)
+	// may each be repeated. It tells the rule's epoch, how many entries it has removed, and how many topics of the namespace have a higher epoch, in a floor.
+	RuleNamespace(ctx context.Context, b switching.Batch) (epoch uint64, removed, floors int, err error)
 }
 
 // Ground is what a batch asks of the clusters beside what each of its switches does. Config.Ground is for tests; without it the clusters are asked.
