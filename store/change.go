@@ -107,8 +107,8 @@ func RecordConflict(r switching.Record, have *switching.Record) *ConflictError {
 	return &ConflictError{Name: "switch " + r.ID, Want: want, Have: found}
 }
 
-// SortRunning puts records into the order in which every store lists those that are not over.
-func SortRunning(records []switching.Record) {
+// SortRecords puts records into the order in which every store lists those that are not over, and those of one command.
+func SortRecords(records []switching.Record) {
 	slices.SortFunc(records, func(a, b switching.Record) int {
 		return cmp.Or(a.Started.Compare(b.Started), strings.Compare(a.ID, b.ID))
 	})

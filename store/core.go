@@ -422,12 +422,23 @@ func (c *core) switchRecords(limit int) []switching.Record {
 	return all
 }
 
+func (c *core) recordsOf(batch string) []switching.Record {
+	var all []switching.Record
+	for id, s := range c.switches {
+		if s.Record.Batch == batch && strings.HasPrefix(id, batch+"-") {
+			all = append(all, s.Record)
+		}
+	}
+	SortRecords(all)
+	return all
+}
+
 func (c *core) runningRecords() []switching.Record {
 	all := make([]switching.Record, 0, len(c.running))
 	for id := range c.running {
 		all = append(all, c.switches[id].Record)
 	}
-	SortRunning(all)
+	SortRecords(all)
 	return all
 }
 

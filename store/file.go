@@ -361,6 +361,15 @@ func (f *File) Switches(ctx context.Context, limit int) ([]switching.Record, err
 	return f.core.switchRecords(limit), nil
 }
 
+// SwitchesOf implements Store.
+func (f *File) SwitchesOf(ctx context.Context, batch string) ([]switching.Record, error) {
+	if err := f.begin(ctx); err != nil {
+		return nil, err
+	}
+	defer f.core.mu.Unlock()
+	return f.core.recordsOf(batch), nil
+}
+
 // Running implements Store.
 func (f *File) Running(ctx context.Context) ([]switching.Record, error) {
 	if err := f.begin(ctx); err != nil {

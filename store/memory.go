@@ -238,6 +238,15 @@ func (m *Memory) Switches(ctx context.Context, limit int) ([]switching.Record, e
 	return m.core.switchRecords(limit), nil
 }
 
+// SwitchesOf implements Store.
+func (m *Memory) SwitchesOf(ctx context.Context, batch string) ([]switching.Record, error) {
+	if err := m.begin(ctx, "SwitchesOf"); err != nil {
+		return nil, err
+	}
+	defer m.core.mu.Unlock()
+	return m.core.recordsOf(batch), nil
+}
+
 // Running implements Store.
 func (m *Memory) Running(ctx context.Context) ([]switching.Record, error) {
 	if err := m.begin(ctx, "Running"); err != nil {

@@ -196,6 +196,9 @@ type Store interface {
 	Switch(ctx context.Context, id string) (switching.Record, error)
 	// Switches lists the records, newest first, at most limit.
 	Switches(ctx context.Context, limit int) ([]switching.Record, error)
+	// SwitchesOf lists the records of one command, whose Batch is batch and whose ids are batch, a hyphen and more, as far as they are kept, in the order of
+	// Running. However many switches came after them, it costs what they cost, and a list of names.
+	SwitchesOf(ctx context.Context, batch string) ([]switching.Record, error)
 	// Running reads all records that are not over, as of now, in the order of Record.Started and then of their ids. However
 	// many have ended, it costs what the running ones cost. A record that cannot be read hides no other: those that can are
 	// returned together with an error that names it.

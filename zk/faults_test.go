@@ -360,13 +360,14 @@ func testHangingServer(t *testing.T, server *zktest.Server) {
 	contact := far.Status().Contact
 	relay.Hold()
 	for name, op := range map[string]func(ctx context.Context) error{
-		"Entry":    func(ctx context.Context) error { _, _, err := far.Entry(ctx, storetest.Topic(1)); return err },
-		"Entries":  func(ctx context.Context) error { _, err := far.Entries(ctx); return err },
-		"Rules":    func(ctx context.Context) error { _, err := far.Rules(ctx); return err },
-		"Switches": func(ctx context.Context) error { _, err := far.Switches(ctx, 5); return err },
-		"History":  func(ctx context.Context) error { _, err := far.History(ctx, 5); return err },
-		"Proxies":  func(ctx context.Context) error { _, err := far.Proxies(ctx); return err },
-		"Register": func(ctx context.Context) error { return far.Register(ctx, store.Proxy{ID: "p"}) },
+		"Entry":      func(ctx context.Context) error { _, _, err := far.Entry(ctx, storetest.Topic(1)); return err },
+		"Entries":    func(ctx context.Context) error { _, err := far.Entries(ctx); return err },
+		"Rules":      func(ctx context.Context) error { _, err := far.Rules(ctx); return err },
+		"Switches":   func(ctx context.Context) error { _, err := far.Switches(ctx, 5); return err },
+		"SwitchesOf": func(ctx context.Context) error { _, err := far.SwitchesOf(ctx, "b"); return err },
+		"History":    func(ctx context.Context) error { _, err := far.History(ctx, 5); return err },
+		"Proxies":    func(ctx context.Context) error { _, err := far.Proxies(ctx); return err },
+		"Register":   func(ctx context.Context) error { return far.Register(ctx, store.Proxy{ID: "p"}) },
 		"Apply": func(ctx context.Context) error {
 			return far.Apply(ctx, storetest.Set(storetest.Topic(1), storetest.Entry(1, "a", 1), nil))
 		},

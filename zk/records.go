@@ -79,6 +79,31 @@ func (s *Store) Switches(ctx context.Context, limit int) ([]switching.Record, er
 	return records, err
 }
 
+// SwitchesOf implements store.Store: of all nodes only the names are read.
+func (s *Store) SwitchesOf(ctx context.Context, batch string) ([]switching.Record, error) {
+	ctx, cancel := withDefaultTimeout(ctx)
+	defer cancel()
+	if err := s.fresh(ctx); err != nil {
+		return nil, err
+	}
+	ids, err := s.children(ctx, s.root+"/switches")
+	if err != nil {
+		return nil, err
+	}
+	ids = slices.DeleteFunc(ids, func(id string) bool { return !strings.HasPrefix(id, batch+"-") })
+	records := make([]switching.Record, len(ids))
+	err = parallel(len(ids), func(i int) (err error) {
+		records[i], _, err = s.record(ctx, ids[i])
+		if errors.Is(err, store.ErrNotFound) { // dropped meanwhile: the oldest are
+			return nil
+		}
+		return err
+	})
+	records = slices.DeleteFunc(records, func(r switching.Record) bool { return r.Batch != batch })
+	store.SortRecords(records)
+	return records, err
+}
+
 // PutSwitch implements store.Store. The first revision is noted in the history too, which has the order of the switches.
 func (s *Store) PutSwitch(ctx context.Context, r switching.Record) error {
 	if err := store.CheckRecord(r); err != nil {

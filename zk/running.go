@@ -53,7 +53,7 @@ func (s *Store) Running(ctx context.Context) ([]switching.Record, error) {
 	if err != nil {
 		return nil, err
 	}
-	store.SortRunning(running)
+	store.SortRecords(running)
 	return running, faults
 }
 

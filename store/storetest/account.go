@@ -212,6 +212,22 @@ func testSwitches(t *testing.T, f *fixture) {
 			t.Errorf("Switch(%q): %v, want ErrNotFound", id, err)
 		}
 	}
+	for _, r := range []switching.Record{{ID: "b-9", Batch: "b", Started: at.Add(time.Second)}, {ID: "b-10", Batch: "b", Started: at.Add(time.Second)}, {ID: "b-x", Batch: "b", Started: at}, {ID: "b-x-1", Batch: "b-x"}, {ID: "bb-1", Batch: "bb"}, {ID: "b"}} {
+		r.Rev, r.State = 1, switching.StateDone
+		if err := s.PutSwitch(context.Background(), r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for batch, want := range map[string][]string{"b": {"b-x", "b-10", "b-9"}, "b-x": {"b-x-1"}, "b-9": nil, "": nil, "..": nil} {
+		var ids []string
+		of, err := other.SwitchesOf(context.Background(), batch)
+		for _, r := range of {
+			ids = append(ids, r.ID)
+		}
+		if err != nil || !slices.Equal(ids, want) {
+			t.Errorf("SwitchesOf(%q): %v, %v; want %v", batch, ids, err, want)
+		}
+	}
 }
 
 func testRunning(t *testing.T, f *fixture) {
