@@ -70,8 +70,13 @@ func TestATopicThatDrainsIsLeftAloneAndExplained(t *testing.T) {
 // drains has a topic drain from one cluster to another, by switch sw-drain: two subscriptions have something left there.
 func (r *rig) drains(base, from, to string) {
 	r.t.Helper()
+	r.drainsBy("sw-drain", base, from, to)
+}
+
+func (r *rig) drainsBy(id, base, from, to string) {
+	r.t.Helper()
 	drain := route.Drain{From: from, Gone: 1, Subs: []route.DrainSub{{Name: "billing"}, {Name: "mail"}}, Tails: []route.Tail{{Ledger: 7, Entry: 9}}}
-	rec := switching.Record{ID: "sw-drain", Rev: 1, Attempt: 1, Topic: base, From: from, To: to, Mode: switching.ModeDrain, State: switching.StateDraining, Epoch: 1, Started: time.Now()}
+	rec := switching.Record{ID: id, Rev: 1, Attempt: 1, Topic: base, From: from, To: to, Mode: switching.ModeDrain, State: switching.StateDraining, Epoch: 1, Started: time.Now()}
 	entry := route.Entry{Topic: base, Cluster: to, Epoch: 1, State: route.StateDraining, SwitchID: rec.ID, Attempt: 1, Drain: drain.String()}
 	if err := r.st.Apply(r.t.Context(), store.Change{Entries: []store.EntryChange{{Topic: base, After: &entry}}, Switch: &rec}); err != nil {
 		r.t.Fatal(err)

@@ -550,13 +550,17 @@ func (s *Server) statusFailover(ctx context.Context, o switching.Failover) (*Swi
 	return st, nil
 }
 
-// shownRecords are records of what an order has moved: those that are in trouble, and of the others the newest. Who waits for an order asks every second, so that
-// not all thousands are read.
+// shownRecords are records of what an order has done. Who waits for one asks every second, so that not all thousands are read before it is over: only those that are in
+// trouble, and of the others the newest.
 func (s *Server) shownRecords(ctx context.Context, o switching.Failover) ([]switching.Record, error) {
-	records, err := s.failoverRecords(ctx, o, maxShown)
+	if o.State.Over() {
+		return s.store.SwitchesOf(ctx, o.ID)
+	}
+	records, err := s.store.Switches(ctx, maxShown)
 	if err != nil {
 		return nil, err
 	}
+	records = slices.DeleteFunc(records, func(r switching.Record) bool { return r.Batch != o.ID })
 	for _, id := range o.Late {
 		if slices.ContainsFunc(records, func(r switching.Record) bool { return r.ID == id }) {
 			continue
@@ -572,13 +576,15 @@ func (s *Server) shownRecords(ctx context.Context, o switching.Failover) ([]swit
 	return records, nil
 }
 
-// maxShown bounds the records that are looked through for the status of an order.
+// maxShown bounds the records that are looked through for the status of an order that is under way.
 const maxShown = 500
 
-// failoverRecords are the records of what an order has moved, among the newest of all, of which most are looked through.
-func (s *Server) failoverRecords(ctx context.Context, o switching.Failover, most int) ([]switching.Record, error) {
-	all, err := s.store.Switches(ctx, min(most, max(4*o.Total, 100)+maxDetails))
-	return slices.DeleteFunc(all, func(r switching.Record) bool { return r.Batch != o.ID }), err
+// forgotten says how many records of what an order has done are not kept any more; "" for none.
+func forgotten(o switching.Failover, records []switching.Record) string {
+	if len(records) >= o.Moved {
+		return ""
+	}
+	return fmt.Sprintf("failover %s has moved %d topics and rules, and the map store keeps the records of %d: the oldest are dropped", o.ID, o.Moved, len(records))
 }
 
 // abortFailover has an order end: what has moved stays moved.

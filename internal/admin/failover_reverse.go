@@ -19,7 +19,7 @@ func (s *Server) reverseFailover(ctx context.Context, o switching.Failover, r *S
 	if !o.State.Over() {
 		return nil, &Error{Code: CodeTooLate, Message: fmt.Sprintf("failover %s is %s", o.ID, o.State), Remedy: fmt.Sprintf("wait for its end, or end it with `pointsman switch abort %s`", o.ID)}
 	}
-	records, err := s.failoverRecords(ctx, o, maxRecords)
+	records, err := s.store.SwitchesOf(ctx, o.ID)
 	if err != nil {
 		return nil, err
 	}
@@ -27,10 +27,14 @@ func (s *Server) reverseFailover(ctx context.Context, o switching.Failover, r *S
 	if err != nil {
 		return nil, err
 	}
-	var topics, rules []string
+	var topics, rules, stay []string
 	var faults []Detail
 	own := map[string]bool{} // ids of its switches
 	for _, rec := range records {
+		if rec.Flipped.IsZero() { // only its drain was ended
+			stay = append(stay, rec.Topic)
+			continue
+		}
 		own[rec.ID] = true
 		t := target{scope: rec.Topic}
 		if strings.Contains(rec.Topic, "://") {
@@ -47,11 +51,21 @@ func (s *Server) reverseFailover(ctx context.Context, o switching.Failover, r *S
 	}
 	slices.Sort(topics)
 	slices.Sort(rules)
+	slices.Sort(stay)
+	ended := strings.Join(stay[:min(len(stay), 1)], "")
+	if more := len(stay) - 1; more > 0 {
+		ended += fmt.Sprintf(" and %d more", more)
+	}
 	req := &SwitchRequest{
 		To: o.From, Mode: string(switching.ModePlanned), Force: r.Force, DryRun: r.DryRun, Reversible: r.Reversible, Who: r.Who, Why: cmp.Or(r.Why, "reverse of "+o.ID),
 		BatchOptions: BatchOptions{OnBlocked: r.OnBlocked},
 	}
 	switch {
+	case forgotten(o, records) != "":
+		return nil, &Error{Code: CodeConflict, Message: forgotten(o, records), Remedy: "move back by name what is to go: `pointsman routes ls --cluster " + o.To + "` says what is there, and `pointsman switch start --to " + o.From + " --topics-from FILE --dry-run` moves it"}
+	case len(stay) > 0 && len(stay) == len(records):
+		return nil, &Error{Code: CodeConflict, Message: fmt.Sprintf("failover %s has moved nothing, and only ended drains, of %s", o.ID, ended),
+			Remedy: "to move those to " + o.From + " all the same: `pointsman switch start --to " + o.From + " --topics-from FILE --dry-run`"}
 	case len(records) == 0:
 		return nil, &Error{Code: CodeConflict, Message: fmt.Sprintf("failover %s has moved nothing that could be moved back", o.ID), Remedy: "look at `pointsman switch status " + o.ID + "`"}
 	case len(faults) > 0:
@@ -72,7 +86,11 @@ func (s *Server) reverseFailover(ctx context.Context, o switching.Failover, r *S
 	if err != nil {
 		return nil, err
 	}
-	return s.startStored(ctx, req, switching.ModePlanned, targets)
+	st, err := s.startStored(ctx, req, switching.ModePlanned, targets)
+	if err == nil && len(stay) > 0 {
+		st.Notes = append(st.Notes, "not among them, for the failover has only ended their drains: "+ended)
+	}
+	return st, err
 }
 
 // manyRules says how what more than one rule has moved goes back. stays names a topic of a namespace that was on the new cluster before.

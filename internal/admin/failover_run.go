@@ -132,12 +132,12 @@ func (r *failoverRun) resume(ctx context.Context) error {
 	if !begun {
 		return nil
 	}
-	records, err := r.s.failoverRecords(ctx, *o, maxRecords)
+	records, err := r.s.store.SwitchesOf(ctx, o.ID)
 	if err != nil {
 		return err
 	}
 	o.Failed, o.FailedCount, o.Late = nil, 0, nil
-	if len(records) >= o.Moved { // else there are more than are read, and what the last leader has counted is the best that is known
+	if len(records) >= o.Moved { // else the oldest are not kept any more, and what the last leader has counted is the best that is known
 		o.Moved, o.Done, o.Created, o.Again, o.Backlog, o.Unreplicated, o.Unknown = 0, 0, 0, 0, 0, 0, 0
 	} else {
 		records = slices.DeleteFunc(records, func(rec switching.Record) bool { return rec.State != switching.StateEvicting })
@@ -265,7 +265,7 @@ func (r *failoverRun) moveOne(ctx context.Context, it failing) (*switching.Recor
 	ctx, cancel := context.WithTimeout(ctx, moveTimeout)
 	defer cancel()
 	if it.stays(o.From) {
-		return r.endDrain(ctx, it.moving)
+		return r.leaveThere(ctx, it.moving)
 	}
 	facts, err := r.s.ready(ctx, o, it.topics, &r.seen, true)
 	if err != nil {
@@ -275,7 +275,7 @@ func (r *failoverRun) moveOne(ctx context.Context, it failing) (*switching.Recor
 		return nil, &Error{Code: CodePreflight, Message: facts.Problems[0], Remedy: "mend it on cluster " + o.To + " and order the failover again; what has moved is left alone"}
 	}
 	if it.moving != nil { // it drains to the dead cluster
-		if _, err := r.endDrain(ctx, it.moving); err != nil && !errors.Is(err, errAlreadyThere) {
+		if err := r.endDrain(ctx, it.moving); err != nil && !errors.Is(err, errAlreadyThere) {
 			return nil, err
 		}
 	}
@@ -370,26 +370,49 @@ func drainFacts() switching.FailoverFacts {
 	return switching.FailoverFacts{Topics: 1, Unreplicated: 1}
 }
 
+// leaveThere ends the drain of a topic that stays where its producers are. The order gets a record of its own for it, as of what it moves, by which everybody finds what it has done;
+// it has no time of a flip. It comes first: afterwards nobody could tell who has ended the drain.
+func (r *failoverRun) leaveThere(ctx context.Context, drains *route.Entry) (*switching.Record, error) {
+	o, facts, now := &r.order, drainFacts(), time.Now()
+	rec := switching.Record{
+		ID: failoverRecordID(o.ID, drains.Topic), Rev: 1, Batch: o.ID, Topic: drains.Topic, From: o.From, To: drains.Cluster, Mode: switching.ModeFailover, State: switching.StateDone,
+		Epoch: drains.Epoch, Runner: r.s.proxy.Info().ID, Who: o.Who, Why: whyFailover(o), Started: now, Ended: now, Failover: &facts,
+		Note: fmt.Sprintf("its drain, switch %s, was ended: %s", drains.SwitchID, drainLeaves(drains, o)),
+	}
+	err := r.s.store.PutSwitch(ctx, rec)
+	counted := errors.Is(err, store.ErrConflict) // by resume: a leader before this one has ended in between
+	if err != nil && !counted {
+		return nil, err
+	}
+	if err := r.endDrain(ctx, drains); err != nil {
+		return nil, err
+	}
+	if counted {
+		return nil, errAlreadyThere
+	}
+	return &rec, nil
+}
+
 // endDrain has a topic that drains be on the cluster of its producers alone, because one of its two clusters is dead: then nobody reads the other one, or nobody writes there.
 // Where the cluster of its producers is the dead one, it moves on from there.
-func (r *failoverRun) endDrain(ctx context.Context, drains *route.Entry) (*switching.Record, error) {
+func (r *failoverRun) endDrain(ctx context.Context, drains *route.Entry) error {
 	s, o := r.s, &r.order
 	var lost *switching.Record // written, it may be: no answer came
 	for range wishAttempts {
 		e, ok, err := s.store.Entry(ctx, drains.Topic)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		rec, err := s.store.Switch(ctx, drains.SwitchID)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		if !ok || e.State != route.StateDraining || e.SwitchID != drains.SwitchID {
 			if lost == nil || rec.Rev != lost.Rev || rec.Note != lost.Note {
-				return nil, errAlreadyThere
+				return errAlreadyThere
 			}
 			r.ended(lost)
-			return lost, nil
+			return nil
 		}
 		after := e
 		after.State, after.Drain = route.StateActive, ""
@@ -407,21 +430,20 @@ func (r *failoverRun) endDrain(ctx context.Context, drains *route.Entry) (*switc
 		switch {
 		case err == nil:
 			r.ended(&rec)
-			return &rec, nil
+			return nil
 		case errors.Is(err, store.ErrUnknown):
 			lost = &rec
 		case !errors.Is(err, store.ErrConflict):
-			return nil, err
+			return err
 		}
 	}
-	return nil, &Error{Code: CodeConflict, Message: fmt.Sprintf("the drain of %s changed %d times while it was to be ended", drains.Topic, wishAttempts), Remedy: "order the failover again"}
+	return &Error{Code: CodeConflict, Message: fmt.Sprintf("the drain of %s changed %d times while it was to be ended", drains.Topic, wishAttempts), Remedy: "order the failover again"}
 }
 
-// ended tells of a drain that was ended, which is all that the order wants of it.
+// ended tells of a drain that was ended.
 func (r *failoverRun) ended(rec *switching.Record) {
 	r.s.log.Warn("a drain was ended", "failover", r.order.ID, "switch", rec.ID, "topic", rec.Topic, "from", rec.From, "to", rec.To, "dead", r.order.From)
 	r.note(fmt.Sprintf("switch %s of %s was %s", rec.ID, rec.Topic, rec.Note))
-	rec.State = switching.StateDone
 }
 
 func (r *failoverRun) aborted() bool {

@@ -13,6 +13,7 @@ import (
 	"go.uber.org/goleak"
 
 	"pointsman/core/route"
+	"pointsman/core/switching"
 	"pointsman/internal/admin"
 	"pointsman/internal/admin/admintest"
 	"pointsman/store"
@@ -30,6 +31,9 @@ type rig struct {
 	servers map[string]*admin.Server
 	listed  map[string][]string // topics that each cluster has
 	work    *admintest.Work
+	// salvaged is what the last salvage asked the clusters for.
+	salvaged switching.SalvageRequest
+	switches int // written by other
 }
 
 // newRig starts proxies that know the clusters a, b and c; a is the default.
@@ -48,7 +52,10 @@ func (r *rig) start(id string, clusters ...string) *admintest.Proxy {
 	st := r.st.Join()
 	r.t.Cleanup(func() { st.Close() })
 	p := admintest.Start(r.t, st, id, clusters...)
-	s := admin.New(admin.Config{Store: st, Proxy: p, Check: p.Check, Failover: r.work, Plan: admintest.Plan(st, r.listed), PeerTransport: r.net})
+	s := admin.New(admin.Config{Store: st, Proxy: p, Check: p.Check, Failover: r.work, Plan: admintest.Plan(st, r.listed), PeerTransport: r.net, Salvage: func(_ context.Context, q switching.SalvageRequest) (switching.Salvage, error) {
+		r.salvaged = q
+		return switching.Salvage{From: q.From, To: q.To}, nil
+	}})
 	r.t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 		defer cancel()

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 
 	"pointsman/core/route"
@@ -26,24 +27,47 @@ func (s *Server) handleSalvage(ctx context.Context, r *http.Request) (any, error
 	if err != nil {
 		return nil, err
 	}
-	records, err := s.records(ctx, r.PathValue("id"))
+	id := r.PathValue("id")
+	o, ordered, err := s.failoverOf(ctx, id)
 	if err != nil {
 		return nil, err
 	}
-	if len(records) == 0 {
-		return nil, noSwitch(r.PathValue("id"))
+	records, err := s.records(ctx, id)
+	if err != nil {
+		return nil, err
 	}
-	from, to := records[0].From, records[0].To
+	lost := forgotten(o, records)
+	switch {
+	case len(records) > 0:
+	case lost != "":
+		return nil, &Error{Code: CodeNotFound, Message: lost, Remedy: fmt.Sprintf("which topics it has moved cannot be told any more: `pointsman routes ls --cluster %s` says what is on %s by now", o.To, o.To)}
+	case ordered:
+		return nil, movedNothing(id, o.From)
+	default:
+		return nil, noSwitch(id)
+	}
+	of := records[0]
+	if i := slices.IndexFunc(records, func(rec switching.Record) bool { return !rec.Flipped.IsZero() }); i >= 0 {
+		of = records[i]
+	}
+	from, to := of.From, of.To
 	for _, c := range s.proxy.Clusters() {
 		if c.Name == from && c.Health == HealthDown {
-			return nil, &Error{Code: CodeClusterDown, Message: fmt.Sprintf("cluster %s does not answer: %s", from, c.Detail), Remedy: fmt.Sprintf("what it holds can be told when it is back; what was known of it says `pointsman switch status %s`", r.PathValue("id"))}
+			return nil, &Error{Code: CodeClusterDown, Message: fmt.Sprintf("cluster %s does not answer: %s", from, c.Detail), Remedy: fmt.Sprintf("what it holds can be told when it is back; what was known of it says `pointsman switch status %s`", id)}
 		}
 	}
 	request := switching.SalvageRequest{From: from, To: to, Limit: limit, After: r.URL.Query().Get("after")}
+	var unread []string
+	if lost != "" {
+		unread = append(unread, lost)
+	}
 	for _, rec := range records {
 		switch {
-		case rec.From != from || rec.To != to || rec.Flipped.IsZero() && rec.Mode != switching.ModeDrain:
-			continue // never left, or was moved elsewhere by the same command
+		case rec.Flipped.IsZero() && rec.Mode == switching.ModePlanned: // never left
+		case rec.From != from || rec.To != to:
+			if len(unread) < switching.MaxFailoverNames {
+				unread = append(unread, fmt.Sprintf("%s: from cluster %s to %s: `pointsman switch salvage %s`", rec.Topic, rec.From, rec.To, rec.ID))
+			}
 		case strings.Contains(rec.Topic, "://"):
 			request.Topics = append(request.Topics, rec.Topic)
 		default:
@@ -51,7 +75,7 @@ func (s *Server) handleSalvage(ctx context.Context, r *http.Request) (any, error
 		}
 	}
 	if len(request.Topics)+len(request.Scopes) == 0 {
-		return nil, &Error{Code: CodeTooLate, Message: fmt.Sprintf("switch %s has moved nothing off cluster %s", r.PathValue("id"), from), Remedy: "look at `pointsman switch status`"}
+		return nil, movedNothing(id, from)
 	}
 	p, err := s.plan(ctx, "")
 	if err != nil {
@@ -69,5 +93,10 @@ func (s *Server) handleSalvage(ctx context.Context, r *http.Request) (any, error
 	if errors.Is(err, switching.ErrSalvageCursor) {
 		return nil, &Error{Code: CodeBadRequest, Message: "after: " + err.Error(), Remedy: "or leave it out for the first page"}
 	}
+	found.Unread = slices.Concat(unread, found.Unread)
 	return found, err
+}
+
+func movedNothing(id, from string) *Error {
+	return &Error{Code: CodeTooLate, Message: fmt.Sprintf("switch %s has moved nothing off cluster %s", id, from), Remedy: "look at `pointsman switch status`"}
 }

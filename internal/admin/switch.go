@@ -542,8 +542,7 @@ func (s *Server) records(ctx context.Context, id string) ([]switching.Record, er
 	if !errors.Is(err, store.ErrNotFound) {
 		return nil, err
 	}
-	all, err := s.store.Switches(ctx, maxRecords)
-	return slices.DeleteFunc(all, func(r switching.Record) bool { return r.Batch != id }), err
+	return s.store.SwitchesOf(ctx, id)
 }
 
 func stateRank(s switching.State) int {
