@@ -43,9 +43,10 @@ be missing (on standard error; as JSON it is in the answer). What happens in pla
 Until the flip any trouble gives the topic back to the old cluster; publishers have waited 10 s at most.
 
 Several topics, a namespace, what begins with a prefix, or a share of these are a batch, in planned and drain mode: the proxy that leads looks at all topics first, and moves
-nothing when one is blocked (--on-blocked skip leaves it behind); then it moves them in waves, at a pace, DLQ and RETRY topics and what a client consumes together
-next to each other. It pauses, and waits for "switch resume", when too many switches fail, publishers wait too long, or replication lags. It goes on when its leader
-dies. A whole namespace ends as one rule, with its entries removed. A --dry-run looks at 64 of its topics at most, and says so.
+nothing when one is blocked (--on-blocked skip leaves it behind); then it moves them in waves, at a pace, DLQ and RETRY topics next to each other, and what a client
+consumes together from one broker (from several it is not recognised: --topics-from with --waves 100% moves such topics in one wave). It pauses, and waits for
+"switch resume", when too many switches fail, publishers wait too long, or replication lags. It goes on when its leader dies.
+A whole namespace ends as one rule, with its entries removed. A --dry-run looks at 64 of its topics at most, and says so.
 
 Planned mode promises:
 ` + bullets(switching.Promised(switching.ModePlanned)) + `

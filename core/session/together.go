@@ -6,8 +6,8 @@ import (
 )
 
 // Together are the sets of topics (base names, sorted) that one client consumes under one subscription name on one connection, of those that match accepts:
-// they move at the same time where that can be. It looks at every handle; the control API asks once for a
-// batch.
+// they move at the same time where that can be. A client has a connection for each broker, so what it consumes from several of them is not found. It looks
+// at every handle; the control API asks once for a batch.
 func (sh *Shard) Together(match func(base string) bool) [][]string {
 	type client struct {
 		s   *Session

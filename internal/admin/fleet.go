@@ -19,7 +19,7 @@ import (
 // maxTogether bounds the sets of topics that a proxy tells of.
 const maxTogether = 10_000
 
-// TogetherAnswer are sets of topics that some client consumes together.
+// TogetherAnswer are sets of topics that some client consumes together on one connection.
 type TogetherAnswer struct {
 	Sets [][]string `json:"sets"`
 }
