@@ -49,7 +49,7 @@ type carried struct {
 	// leaves out as much of it as it would have on the old cluster. Valid for handles of aliasTag.
 	aliasTag    uint64
 	real, shown Position
-	failed      int // translations that failed in a row
+	failing     time.Time // since when translations of its start position fail; zero: they do not
 }
 
 type oldAcks struct {
@@ -68,11 +68,10 @@ type carrying struct {
 }
 
 const (
-	carryTime        = 30 * time.Second // after the last acknowledgement
-	maxCarried       = 4096             // subscriptions of one shard
-	maxOldAcks       = 20_000           // positions of one subscription
-	maxOldAcksOfAll  = 200_000          // and of one shard
-	maxTranslateFail = 3                // then a reader starts from the beginning
+	carryTime       = 30 * time.Second // after the last acknowledgement
+	maxCarried      = 4096             // subscriptions of one shard
+	maxOldAcks      = 20_000           // positions of one subscription
+	maxOldAcksOfAll = 200_000          // and of one shard
 )
 
 func (cs *carrying) init(sh *Shard) {
@@ -80,7 +79,7 @@ func (cs *carrying) init(sh *Shard) {
 	cs.timer.owner = cs
 }
 
-// of is what is remembered of a subscription, from now on for carryTime; nil when there is no room.
+// of is what is remembered of a subscription, from now on for carryTime at least; nil when there is no room.
 func (cs *carrying) of(now time.Time, key subscriptionKey) *carried {
 	c := cs.subs[key]
 	if c == nil {
@@ -94,7 +93,9 @@ func (cs *carrying) of(now time.Time, key subscriptionKey) *carried {
 		cs.subs[key] = c
 		cs.each(c, func(h *handle) { h.carried = c })
 	}
-	c.until = now.Add(carryTime)
+	if until := now.Add(carryTime); until.After(c.until) {
+		c.until = until
+	}
 	cs.sh.timers.sooner(&cs.timer, c.until)
 	return c
 }

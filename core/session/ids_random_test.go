@@ -289,8 +289,8 @@ func (w *idWorld) translated(t *rapid.T) {
 		return
 	}
 	tr := list[rapid.SampledFrom(slices.Sorted(maps.Keys(list))).Draw(t, "translation")]
-	kind := rapid.SampledFrom([]string{"copy", "next", "failed", "unknown"}).Draw(t, "kind")
-	if kind == "failed" || kind == "unknown" {
+	kind := rapid.SampledFrom([]string{"copy", "next", "failed", "busy", "unknown"}).Draw(t, "kind")
+	if kind != "copy" && kind != "next" {
 		w.step(fmt.Sprintf("translated %d %s why", tr.id, kind))
 		return
 	}

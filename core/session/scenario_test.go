@@ -46,7 +46,7 @@ var rewrite = flag.Bool("rewrite", false, "write what the scenarios do now into 
 //	prepare TOPIC | fence TOPIC | unfence TOPIC [FULL=BROKER ...]    as the watcher of the map would tell
 //	lease on|off                  the process has a lease, or not
 //	parked                        prints what waits and what was held
-//	translated ID copy|next LEDGER:ENTRY | translated ID failed|unknown|gone WHY    the answer to a translation
+//	translated ID copy|next LEDGER:ENTRY | translated ID failed|busy|unknown|gone WHY    the answer to a translation
 //	carry TOPIC SUBSCRIPTION CLUSTER [before|forget] LEDGER:ENTRY ...    acknowledgements that another loop got
 //	amnesia                       nobody knows which cluster had a topic before
 //	carried                       prints what is remembered of acknowledgements
@@ -320,7 +320,7 @@ func (p *player) step(line string) error {
 		if err != nil {
 			return err
 		}
-		a := Translated{Kind: map[string]TranslatedKind{"copy": TranslatedCopy, "next": TranslatedNext, "failed": TranslatedFailed, "unknown": TranslatedUnknown, "gone": TranslatedGone}[words[2]]}
+		a := Translated{Kind: map[string]TranslatedKind{"copy": TranslatedCopy, "next": TranslatedNext, "failed": TranslatedFailed, "busy": TranslatedBusy, "unknown": TranslatedUnknown, "gone": TranslatedGone}[words[2]]}
 		if a.Kind >= TranslatedFailed {
 			a.Text = strings.Join(words[3:], " ")
 		} else if a.At, err = parsePosition(words[3]); err != nil {

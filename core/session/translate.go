@@ -46,14 +46,22 @@ const (
 	TranslatedNext
 	// TranslatedFailed: it could not be found out now.
 	TranslatedFailed
+	// TranslatedBusy: nobody has looked, for too many wait.
+	TranslatedBusy
 	// TranslatedUnknown: nobody can know. A reader begins with the oldest message rather than skip one.
 	TranslatedUnknown
 	// TranslatedGone: what is asked for is on the old cluster alone, and the topic has left that without taking it along. It is refused.
 	TranslatedGone
 )
 
-// translateTime is how long a command waits for a translation.
-const translateTime = 5 * time.Second
+const (
+	// translateTime is how long a command waits for a translation.
+	translateTime = 5 * time.Second
+	// restartAfter is how long translations for a reader fail before it begins with the oldest message.
+	restartAfter = 30 * time.Second
+	// retryTime is longer than clients wait before they try again.
+	retryTime = 2 * time.Minute
+)
 
 // What may wait for translations in one shard.
 const (
@@ -151,14 +159,11 @@ func (t *translation) end(now time.Time, a Translated) {
 	found := a.Kind == TranslatedCopy || a.Kind == TranslatedNext
 	if !found {
 		sh.counters.TranslationsFailed.Add(1)
-		if c != nil {
-			c.failed++
-		}
 		if a.Kind == TranslatedGone {
 			s.failStart(now, h, t.req, t.seek, RefusedTranslation, fmt.Sprintf("topic %s has left the cluster that told this message id, and has not taken along what is behind it: %s", h.full, a.Text))
 			return
 		}
-		if t.seek || a.Kind == TranslatedFailed && (c == nil || c.failed <= maxTranslateFail) {
+		if t.seek || a.Kind == TranslatedBusy || a.Kind == TranslatedFailed && !c.failsLong(now) {
 			s.untranslated(now, h, t.req, t.seek, a.Text)
 			return
 		}
@@ -172,8 +177,8 @@ func (t *translation) end(now time.Time, a Translated) {
 	if !t.seek {
 		start = cmd.GetSubscribe().GetStartMessageId()
 	}
-	if c != nil && found {
-		c.failed = 0
+	if c != nil && !t.seek {
+		c.failing = time.Time{}
 	}
 	switch {
 	case a.Kind == TranslatedCopy && c != nil:
@@ -192,6 +197,18 @@ func (t *translation) end(now time.Time, a Translated) {
 		s.expect(now, t.req, pendingSeek, h)
 	}
 	h.leg.send(sh.encode(&cmd))
+}
+
+// failsLong notes that the start position of a reader could not be found out, and tells whether that has been so for restartAfter.
+func (c *carried) failsLong(now time.Time) bool {
+	if c == nil {
+		return false
+	}
+	if c.failing.IsZero() {
+		c.failing = now
+	}
+	c.until = now.Add(retryTime)
+	return now.Sub(c.failing) >= restartAfter
 }
 
 // askLast has a GET_LAST_MESSAGE_ID of a reader answered that was given the last message of the cluster which its topic is leaving. That cluster would say that there is no more, and

@@ -53,6 +53,7 @@ const (
 	tablesKept       = 4
 	translateAtOnce  = 16
 	translateTimeout = 4500 * time.Millisecond // commands wait 5 s
+	turnTimeout      = 3 * time.Second         // of these; the rest is for the search
 	historyRead      = 2000                    // changes of the map that are looked through
 )
 
@@ -173,26 +174,30 @@ func (o *oldIDs) request(loop int, op session.Op) {
 		}
 	case session.OpTranslate:
 		t := *op.Translation
-		select {
-		case o.slots <- struct{}{}:
-			o.tasks.Go(func() {
-				defer func() { <-o.slots }()
-				o.tell(loop, t.ID, o.find(t))
-			})
-		default:
-			o.tell(loop, t.ID, session.Translated{Kind: session.TranslatedFailed, Text: fmt.Sprintf("%d of them are under way: try again", translateAtOnce)})
-		}
+		o.tasks.Go(func() {
+			a := o.inTurn(t)
+			o.loops.Post(loop, func(now time.Time, sh *session.Shard) { sh.Translated(now, t.ID, a) })
+		})
 	}
 }
 
-func (o *oldIDs) tell(loop int, id uint64, a session.Translated) {
-	o.loops.Post(loop, func(now time.Time, sh *session.Shard) { sh.Translated(now, id, a) })
+// inTurn is find when it is the turn of t. How many wait is bounded by the loops.
+func (o *oldIDs) inTurn(t session.Translation) session.Translated {
+	ctx, cancel := context.WithTimeout(o.life, translateTimeout)
+	defer cancel()
+	select {
+	case o.slots <- struct{}{}:
+		defer func() { <-o.slots }()
+		return o.find(ctx, t)
+	case <-time.After(turnTimeout):
+		return session.Translated{Kind: session.TranslatedBusy, Text: fmt.Sprintf("%d others were under way for %s: try again", translateAtOnce, turnTimeout)}
+	case <-ctx.Done():
+		return session.Translated{Kind: session.TranslatedBusy, Text: "the proxy stops"}
+	}
 }
 
 // find is the answer to a translation.
-func (o *oldIDs) find(t session.Translation) session.Translated {
-	ctx, cancel := context.WithTimeout(o.life, translateTimeout)
-	defer cancel()
+func (o *oldIDs) find(ctx context.Context, t session.Translation) session.Translated {
 	topic, err := route.ParseTopic(t.Topic)
 	if err != nil {
 		return session.Translated{Kind: session.TranslatedUnknown, Text: err.Error()}

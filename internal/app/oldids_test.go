@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"pointsman/core/route"
@@ -111,7 +112,7 @@ func TestAPositionIsTranslatedByTheHistoryOfTheMap(t *testing.T) {
 	defer o.close()
 	f := &fakeTranslator{}
 	ask := func(epoch uint64) session.Translated {
-		return o.find(session.Translation{Topic: topicOfOldIDs + "-partition-1", Epoch: epoch, At: session.Position{Ledger: 7, Entry: 8}, Cluster: "a"})
+		return o.find(t.Context(), session.Translation{Topic: topicOfOldIDs + "-partition-1", Epoch: epoch, At: session.Position{Ledger: 7, Entry: 8}, Cluster: "a"})
 	}
 	o.translate = adminTranslator{down: func(string) bool { return false }}
 	if a := ask(1); a.Kind != session.TranslatedFailed || !strings.Contains(a.Text, "clusters.b.web_url") {
@@ -150,7 +151,7 @@ func TestAPositionOfADrainedClusterIsAPlaceOnTheNewOne(t *testing.T) {
 	f := &fakeTranslator{}
 	o.translate = f
 	at := func(topic string, ledger, entry uint64, last bool) session.Translated {
-		return o.find(session.Translation{Topic: topic, Epoch: 0, At: session.Position{Ledger: ledger, Entry: entry}, Cluster: "b", Last: last})
+		return o.find(t.Context(), session.Translation{Topic: topic, Epoch: 0, At: session.Position{Ledger: ledger, Entry: entry}, Cluster: "b", Last: last})
 	}
 	if a := at(one, 5, 8, false); a.Kind != session.TranslatedGone || !strings.Contains(a.Text, "5:8 is on cluster a") {
 		t.Errorf("what is on the old cluster alone became %+v", a)
@@ -214,7 +215,7 @@ func TestAPositionOfADrainThatWasTakenBackIsTheCopyOfItsMessage(t *testing.T) {
 		0: {Kind: session.TranslatedCopy, At: session.Position{Ledger: 7, Entry: 8}}, // of a, which has it again
 		1: {Kind: session.TranslatedCopy, At: session.Position{Ledger: 8, Entry: 8}}, // the copy that was asked for
 	} {
-		if got := o.find(session.Translation{Topic: topicOfOldIDs, Epoch: epoch, At: session.Position{Ledger: 7, Entry: 8}, Cluster: "a"}); got != want {
+		if got := o.find(t.Context(), session.Translation{Topic: topicOfOldIDs, Epoch: epoch, At: session.Position{Ledger: 7, Entry: 8}, Cluster: "a"}); got != want {
 			t.Errorf("a position of epoch %d became %+v, want %+v", epoch, got, want)
 		}
 	}
@@ -239,6 +240,45 @@ func TestOnlyAnExactCopyIsShownUnderTheOldID(t *testing.T) {
 	}
 }
 
+// slowTranslator takes a while for each answer.
+type slowTranslator struct{ fakeTranslator }
+
+func (f *slowTranslator) Translate(ctx context.Context, _, _, _ string, at session.Position) (session.Translated, error) {
+	select {
+	case <-time.After(300 * time.Millisecond):
+		return session.Translated{Kind: session.TranslatedCopy, At: at}, nil
+	case <-ctx.Done():
+		return session.Translated{}, ctx.Err()
+	}
+}
+
+// SW-03: many readers come back at a flip. They are served one after the other; who has to come again is told that nobody has looked, which does not count as a failure.
+func TestManyReadersAreServedInTurn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := newOldIDs(store.NewMemory(), slog.New(slog.DiscardHandler), "a")
+		defer o.close()
+		o.remember(epochOf{topicOfOldIDs, 0}, "a")
+		o.translate = &slowTranslator{}
+		for _, readers := range []int{160, 1000} {
+			answers := make(chan session.TranslatedKind, readers)
+			for range readers {
+				o.tasks.Go(func() {
+					answers <- o.inTurn(session.Translation{Topic: topicOfOldIDs, Cluster: "b"}).Kind
+				})
+			}
+			o.tasks.Wait()
+			close(answers)
+			kinds := make(map[session.TranslatedKind]int)
+			for k := range answers {
+				kinds[k]++
+			}
+			if kinds[session.TranslatedCopy] < 160 || kinds[session.TranslatedCopy]+kinds[session.TranslatedBusy] != readers {
+				t.Errorf("of %d readers so many were answered, by kind of the answer: %v; want 160 copies at least and otherwise %d (busy)", readers, kinds, session.TranslatedBusy)
+			}
+		}
+	})
+}
+
 // loopsAsked notes what is posted to whom, and runs nothing.
 type loopsAsked chan int
 
@@ -258,17 +298,9 @@ func TestOldAcknowledgementsGoToTheOtherLoops(t *testing.T) {
 	if a, b := <-posted, <-posted; a != 0 || b != 2 || len(posted) > 0 {
 		t.Errorf("posted to %d and %d, and %d more", a, b, len(posted))
 	}
-	// An answer goes to the loop that asked; what is too much is answered at once.
+	// An answer goes to the loop that asked.
 	o.request(1, session.Op{Kind: session.OpTranslate, Translation: &session.Translation{Topic: "no name"}})
 	if loop := <-posted; loop != 1 {
 		t.Errorf("answered to loop %d", loop)
-	}
-	o.tasks.Wait()
-	for range translateAtOnce {
-		o.slots <- struct{}{}
-	}
-	o.request(2, session.Op{Kind: session.OpTranslate, Translation: &session.Translation{Topic: topicOfOldIDs}})
-	if loop := <-posted; loop != 2 {
-		t.Errorf("refused to loop %d", loop)
 	}
 }
