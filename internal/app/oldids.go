@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
+	"slices"
 	"sync"
 	"time"
 
@@ -30,10 +31,13 @@ type oldIDs struct {
 	life  context.Context
 	stop  context.CancelFunc
 
-	mu     sync.Mutex               // guards the rest
-	past   map[epochOf]string       // clusters
+	reading sync.Mutex // held while the history is read; before mu
+
+	mu     sync.Mutex // guards the rest
+	past   map[epochOf]owner
 	order  []epochOf                // of past, the oldest first
 	tables [tablesKept]*route.Table // before the last changes of rules, the newest first
+	read   bool                     // past has all that the history said, and what came since
 }
 
 // translator finds a message of one cluster on another: what it returns is TranslatedCopy or TranslatedNext.
@@ -48,17 +52,22 @@ type epochOf struct {
 	epoch uint64
 }
 
+// owner is the cluster that had a topic.
+type owner struct {
+	cluster  string
+	switchID string // of the switch that knows it, when cluster is ""
+}
+
 const (
 	pastKept         = 50_000 // moves that are remembered
 	tablesKept       = 4
 	translateAtOnce  = 16
 	translateTimeout = 4500 * time.Millisecond // commands wait 5 s
 	turnTimeout      = 3 * time.Second         // of these; the rest is for the search
-	historyRead      = 2000                    // changes of the map that are looked through
 )
 
 func newOldIDs(st store.Store, log *slog.Logger, fallback string) *oldIDs {
-	o := &oldIDs{store: st, log: log, fallback: fallback, slots: make(chan struct{}, translateAtOnce), past: make(map[epochOf]string)}
+	o := &oldIDs{store: st, log: log, fallback: fallback, slots: make(chan struct{}, translateAtOnce), past: make(map[epochOf]owner)}
 	o.life, o.stop = context.WithCancel(context.Background())
 	return o
 }
@@ -82,32 +91,39 @@ func (o *oldIDs) note(before, after *route.Table, changes route.Changes) {
 		if err != nil {
 			continue
 		}
-		was := before.Decide(topic, o.fallback)
-		if was.Epoch != after.Decide(topic, o.fallback).Epoch {
-			o.remember(epochOf{base, was.Epoch}, was.Cluster)
+		was, is := before.Decide(topic, o.fallback), after.Decide(topic, o.fallback)
+		if was.Epoch != is.Epoch {
+			o.remember(epochOf{base, was.Epoch}, owner{cluster: was.Cluster})
+		}
+		if is.Epoch > was.Epoch+1 { // what was between, the history knows
+			o.read = false
 		}
 	}
 }
 
 // remember must be called with mu held.
-func (o *oldIDs) remember(e epochOf, cluster string) {
-	if _, ok := o.past[e]; ok || cluster == "" {
+func (o *oldIDs) remember(e epochOf, of owner) {
+	was, known := o.past[e]
+	if was.cluster != "" || of == (owner{}) {
 		return
 	}
-	if len(o.order) >= pastKept {
+	o.past[e] = of
+	if known {
+		return
+	}
+	o.order = append(o.order, e)
+	if len(o.order) > pastKept {
 		delete(o.past, o.order[0])
 		o.order = o.order[1:]
 	}
-	o.past[e] = cluster
-	o.order = append(o.order, e)
 }
 
 // clusterAt is what this process has seen of a topic at an epoch; "" when it has not.
 func (o *oldIDs) clusterAt(base string, epoch uint64) string {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if cluster := o.past[epochOf{base, epoch}]; cluster != "" {
-		return cluster
+	if of := o.past[epochOf{base, epoch}]; of.cluster != "" {
+		return of.cluster
 	}
 	topic, err := route.ParseTopic(base)
 	if err != nil {
@@ -124,42 +140,84 @@ func (o *oldIDs) clusterAt(base string, epoch uint64) string {
 	return ""
 }
 
-// clusterOf is clusterAt, and the history of the map.
+// clusterOf is clusterAt, and what the topic's last switch and the history of the map say.
 func (o *oldIDs) clusterOf(ctx context.Context, base string, epoch uint64) (string, error) {
 	if cluster := o.clusterAt(base, epoch); cluster != "" {
 		return cluster, nil
 	}
-	history, err := o.store.History(ctx, historyRead)
+	e, ok, err := o.store.Entry(ctx, base)
 	if err != nil {
 		return "", err
 	}
-	for _, h := range history {
+	if ok && e.Epoch == epoch+1 {
+		if cluster, err := o.movedFrom(ctx, base, epoch, e.SwitchID); cluster != "" || err != nil {
+			return cluster, err
+		}
+	}
+	if err := o.readHistory(ctx); err != nil {
+		return "", err
+	}
+	if cluster := o.clusterAt(base, epoch); cluster != "" {
+		return cluster, nil
+	}
+	o.mu.Lock()
+	id := o.past[epochOf{base, epoch}].switchID
+	o.mu.Unlock()
+	return o.movedFrom(ctx, base, epoch, id)
+}
+
+// movedFrom is the cluster that a switch took a topic of that epoch away from; "" when it did not.
+func (o *oldIDs) movedFrom(ctx context.Context, base string, epoch uint64, id string) (string, error) {
+	if id == "" {
+		return "", nil
+	}
+	rec, err := o.store.Switch(ctx, id)
+	switch {
+	case errors.Is(err, store.ErrNotFound):
+		return "", nil
+	case err != nil:
+		return "", err
+	case rec.Epoch != epoch+1:
+		return "", nil
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.remember(epochOf{base, epoch}, owner{cluster: rec.From})
+	return rec.From, nil
+}
+
+// readHistory has past know all moves that the history of the map tells of.
+func (o *oldIDs) readHistory(ctx context.Context) error {
+	o.reading.Lock()
+	defer o.reading.Unlock()
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	o.mu.Lock()
+	known := o.read
+	o.read = true // unless note takes it back meanwhile
+	o.mu.Unlock()
+	if known {
+		return nil
+	}
+	history, err := o.store.History(o.life, math.MaxInt) // whoever comes next needs it as well
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if err != nil {
+		o.read = false
+		return err
+	}
+	for _, h := range slices.Backward(history) {
 		for _, c := range h.Entries {
-			if c.Topic != base {
-				continue
-			}
-			cluster := ""
 			switch {
-			case c.After != nil && c.After.Epoch == epoch:
-				cluster = c.After.Cluster
-			case c.Before != nil && c.Before.Epoch == epoch:
-				cluster = c.Before.Cluster
-			case c.Before == nil && c.After != nil && c.After.Epoch == epoch+1 && h.Switch != "":
-				r, err := o.store.Switch(ctx, h.Switch)
-				if err != nil {
-					return "", err
-				}
-				cluster = r.From
-			}
-			if cluster != "" {
-				o.mu.Lock()
-				o.remember(epochOf{base, epoch}, cluster)
-				o.mu.Unlock()
-				return cluster, nil
+			case c.Before != nil && (c.After == nil || c.After.Epoch != c.Before.Epoch):
+				o.remember(epochOf{c.Topic, c.Before.Epoch}, owner{cluster: c.Before.Cluster})
+			case c.Before == nil && c.After != nil && c.After.Epoch > 0:
+				o.remember(epochOf{c.Topic, c.After.Epoch - 1}, owner{switchID: h.Switch})
 			}
 		}
 	}
-	return "", nil
+	return nil
 }
 
 // request takes an op of a loop that is for the application.

@@ -7,6 +7,7 @@ import (
 	"math"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -88,7 +89,7 @@ func TestMovesThatAreRememberedAreBounded(t *testing.T) {
 	o := newOldIDs(store.NewMemory(), slog.New(slog.DiscardHandler), "a")
 	defer o.close()
 	for i := range pastKept + 10 {
-		o.remember(epochOf{topicOfOldIDs, uint64(i)}, "a")
+		o.remember(epochOf{topicOfOldIDs, uint64(i)}, owner{cluster: "a"})
 	}
 	if len(o.past) != pastKept || len(o.order) != pastKept || o.clusterAt(topicOfOldIDs, 9) != "" || o.clusterAt(topicOfOldIDs, 10) != "a" {
 		t.Errorf("%d moves are remembered, want the last %d", len(o.past), pastKept)
@@ -132,6 +133,81 @@ func TestAPositionIsTranslatedByTheHistoryOfTheMap(t *testing.T) {
 	if a := ask(1); a.Kind != session.TranslatedFailed || a.Text != f.err.Error() {
 		t.Errorf("%+v", a)
 	}
+}
+
+// countedStore counts how often the history is read.
+type countedStore struct {
+	store.Store
+	histories atomic.Int32
+}
+
+func (s *countedStore) History(ctx context.Context, limit int) ([]store.HistoryEntry, error) {
+	s.histories.Add(1)
+	return s.Store.History(ctx, limit)
+}
+
+// A process that begins anew knows of a move however many followed, and does not read all of the history for each position that is asked for.
+func TestTheHistoryIsReadOnceAndAsAWhole(t *testing.T) {
+	st := &countedStore{Store: store.NewMemory()}
+	apply := func(rec *switching.Record, before, after *route.Entry) {
+		t.Helper()
+		if err := st.Apply(t.Context(), store.Change{Entries: []store.EntryChange{{Topic: after.Topic, Before: before, After: after}}, Switch: rec}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const once, twice = topicOfOldIDs + "1", topicOfOldIDs + "2"
+	first := route.Entry{Topic: once, Cluster: "b", Epoch: 1, SwitchID: "s1"}
+	apply(&switching.Record{ID: "s1", Rev: 1, Topic: once, From: "a", To: "b", Epoch: 1}, nil, &first)
+	second := route.Entry{Topic: twice, Cluster: "b", Epoch: 1, SwitchID: "s2"}
+	apply(&switching.Record{ID: "s2", Rev: 1, Topic: twice, From: "a", To: "b", Epoch: 1}, nil, &second)
+	third := route.Entry{Topic: twice, Cluster: "c", Epoch: 2}
+	apply(nil, &second, &third)
+	var last *route.Entry
+	for epoch := range uint64(3000) {
+		next := route.Entry{Topic: topicOfOldIDs, Cluster: string(rune('a' + epoch%2)), Epoch: epoch}
+		apply(nil, last, &next)
+		last = &next
+	}
+	o := newOldIDs(st, slog.New(slog.DiscardHandler), "a")
+	defer o.close()
+	f := &fakeTranslator{}
+	o.translate = f
+	ask := func(topic string, epoch uint64, want session.TranslatedKind, asked string) {
+		t.Helper()
+		f.asked = nil
+		a := o.find(t.Context(), session.Translation{Topic: topic, Epoch: epoch, Cluster: "d"})
+		if a.Kind != want || strings.Join(f.asked, "") != asked {
+			t.Errorf("epoch %d of %s: %+v, asked %v; want kind %d, asked %q", epoch, topic, a, f.asked, want, asked)
+		}
+	}
+	ask(once, 0, session.TranslatedCopy, once+" a→d")
+	if n := st.histories.Load(); n != 0 {
+		t.Errorf("for the last move of a topic the history was read %d times", n)
+	}
+	ask(twice, 0, session.TranslatedCopy, twice+" a→d")
+	ask(twice, 1, session.TranslatedCopy, twice+" b→d")
+	ask(topicOfOldIDs, 7, session.TranslatedCopy, topicOfOldIDs+" b→d")
+	for range 3 {
+		ask(once, 9, session.TranslatedUnknown, "")
+	}
+	if n := st.histories.Load(); n != 1 {
+		t.Errorf("the history was read %d times, want once", n)
+	}
+	// A watch may skip what was soon replaced.
+	skipped := route.Entry{Topic: topicOfOldIDs, Cluster: "c", Epoch: last.Epoch + 1}
+	now := route.Entry{Topic: topicOfOldIDs, Cluster: "a", Epoch: last.Epoch + 2}
+	apply(nil, last, &skipped)
+	apply(nil, &skipped, &now)
+	before, err := route.Empty().WithEntry(topicOfOldIDs, last)
+	if err != nil {
+		t.Fatal(err)
+	}
+	after, err := before.WithEntry(topicOfOldIDs, &now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.note(before, after, route.Changes{Topics: []string{topicOfOldIDs}})
+	ask(topicOfOldIDs, skipped.Epoch, session.TranslatedCopy, topicOfOldIDs+" c→d")
 }
 
 // A topic that left a cluster without its messages: who has had all of that goes on with what was published since, who has not is refused, and
@@ -257,7 +333,7 @@ func TestManyReadersAreServedInTurn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := newOldIDs(store.NewMemory(), slog.New(slog.DiscardHandler), "a")
 		defer o.close()
-		o.remember(epochOf{topicOfOldIDs, 0}, "a")
+		o.remember(epochOf{topicOfOldIDs, 0}, owner{cluster: "a"})
 		o.translate = &slowTranslator{}
 		for _, readers := range []int{160, 1000} {
 			answers := make(chan session.TranslatedKind, readers)
