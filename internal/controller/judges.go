@@ -448,7 +448,7 @@ func (s *survey) judgeRetention() switching.Finding {
 	var without []string
 	for _, sub := range s.subs {
 		i := slices.IndexFunc(s.to.Parts, func(p pulsaradmin.PartFacts) bool { return p.Topic == sub.topic })
-		if i < 0 || sub.err != nil || sub.sub.Backlog == 0 {
+		if i < 0 || sub.err != nil && !sub.ahead() || sub.sub.Backlog == 0 {
 			continue
 		}
 		if _, there := s.to.Parts[i].Stats.Subscriptions[sub.sub.Name]; !there {

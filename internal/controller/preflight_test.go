@@ -172,6 +172,10 @@ func TestWhatIsNotAsItShouldBeIsFound(t *testing.T) {
 		s.to.Parts[0].Stats.Subscriptions["s"] = pulsaradmin.SubscriptionStats{Durable: true, Consumers: []pulsaradmin.Consumer{{Name: "c", Address: "/10.0.0.9:1"}}}
 	}, itemSubscriptions, b, `in use on cluster b already, by consumer "c" from 10.0.0.9:1`)
 	check("a backlog without retention", func(s *survey) { delete(s.to.Parts[0].Stats.Subscriptions, "s") }, itemRetention, w, "keeps no messages without a subscription")
+	check("a backlog without retention, on its way", func(s *survey) {
+		delete(s.to.Parts[0].Stats.Subscriptions, "s")
+		s.subs[0].err = &pulsaradmin.ErrBehind{Topic: base}
+	}, itemRetention, w, "keeps no messages without a subscription")
 	check("native ids (SW-02, SW-03)", func(s *survey) { s.nativeIDs = true }, itemReaders, w, "message_ids is native")
 	check("a reader that begins anew", func(s *survey) {
 		s.from.Parts[0].Stats.Subscriptions["reader"] = pulsaradmin.SubscriptionStats{Consumers: []pulsaradmin.Consumer{{ClientVersion: "pulsar-rs-v6.9.1"}}}

@@ -1,6 +1,7 @@
 package pulsaradmin
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -18,6 +19,7 @@ type Snapshot struct {
 	Subs    []Sub // durable ones, by name
 	// Readers are the names of subscriptions that are not durable: they are not carried, their clients go on by the message ids that they have.
 	Readers []string
+	Sent    map[string]Position // by cluster that it replicates to: everything up to it is stored there
 }
 
 // Sub is the state of one durable subscription.
@@ -56,6 +58,17 @@ func reserved(name string) bool {
 	return strings.HasPrefix(name, replicatorCursor) || strings.HasPrefix(name, "pulsar.dedup") || name == "__compaction"
 }
 
+// sent is how far each replicator is, by the cluster that it sends to.
+func (in *Internal) sent() map[string]Position {
+	all := map[string]Position{}
+	for name, c := range in.Cursors {
+		if cluster, ok := strings.CutPrefix(name, replicatorCursor); ok {
+			all[cluster] = c.MarkDelete
+		}
+	}
+	return all
+}
+
 // Snapshot reads the subscriptions of one partition.
 func (c *Client) Snapshot(ctx context.Context, topic string) (Snapshot, error) {
 	in, err := c.Internal(ctx, topic)
@@ -74,7 +87,7 @@ func (c *Client) snapshot(ctx context.Context, topic string, in Internal) (Snaps
 }
 
 func newSnapshot(topic, cluster string, in Internal, stats Stats) Snapshot {
-	s := Snapshot{Topic: topic, Cluster: cluster, Log: in.Log}
+	s := Snapshot{Topic: topic, Cluster: cluster, Log: in.Log, Sent: in.sent()}
 	for _, name := range slices.Sorted(maps.Keys(stats.Subscriptions)) {
 		sub, cursor := stats.Subscriptions[name], in.Cursors[name]
 		_, known := in.Cursors[name]
@@ -111,7 +124,8 @@ type Plan struct {
 	// Unacked is how many messages were delivered by the old cluster and not acknowledged, as far as can be told: they may come again, as they would have
 	// there. Brokers count them for shared subscriptions only; for the others they are counted from the cursor to what was read for it.
 	Unacked int64
-	// Repeated is how many entries that were acknowledged one by one will come again, because they lie too far behind First to be carried.
+	// Repeated is how many entries that were acknowledged one by one will come again, because they lie too far behind First to be carried or, with ByTime, may be
+	// among those that were not recognised.
 	Repeated int64
 	// Missing is how many entries that are not acknowledged have no copy before the first one that has.
 	Missing int64
@@ -145,19 +159,23 @@ func (p *Pair) Plan(ctx context.Context, s Sub) (Plan, error) {
 	if plan.Unacked, err = p.inHand(ctx, &s, found.Entry); err != nil {
 		return fail(err)
 	}
+	if err := p.guard(ctx, &s.Cursor, found.Entry, &plan); err != nil {
+		return fail(err)
+	}
+	if found.Entry.Position != NoPosition && !plan.How.Exact() {
+		if plan.Missing, err = p.missing(ctx, &s.Cursor, &plan, found.Entry); err != nil {
+			return fail(err)
+		}
+	}
 	switch {
-	case plan.How == NotThere && found.Entry.Position != NoPosition:
-		plan.Missing = p.missing(ctx, found)
-		plan.Note = fmt.Sprintf("cluster %s has no copy of the first message that is not acknowledged (%v on cluster %s); delivery begins with the next one that it has, %v",
-			p.to.Cluster(), found.Entry.Position, p.from.Cluster(), found.Position)
+	case plan.Missing > 0:
+		plan.Note = fmt.Sprintf("cluster %s has no copy of the first message that is not acknowledged (%v on cluster %s); delivery would begin at %v", p.to.Cluster(), found.Entry.Position, p.from.Cluster(), plan.First)
+	case plan.Note != "":
 	case !plan.How.Exact():
 		plan.Note = "found by the time of publishing: messages that were acknowledged may come again"
 	case plan.By.Bare():
 		plan.Note = fmt.Sprintf("the copies do not say where they lay on cluster %s (its brokers are older than 4.0.4): they were found by producer, sequence id and time of publishing, and what clients acknowledge while the topic moves comes again",
 			p.from.Cluster())
-	}
-	if err := p.guard(ctx, &s.Cursor, found.Entry, &plan); err != nil {
-		return fail(err)
 	}
 	if err := p.holes(ctx, &s.Cursor, &plan); err != nil {
 		return fail(err)
@@ -238,8 +256,34 @@ func (p *Pair) inHand(ctx context.Context, s *Sub, first Entry) (n int64, err er
 // maxInHand is how many entries are looked at for how many messages they have, up to the last one that was given: more than any client keeps. Of those before them each counts as one.
 const maxInHand = 4_096
 
-// firstUnacked finds the copy of the first message that is not acknowledged.
+// firstUnacked finds the copy of the first message that is not acknowledged. One that was stored on the new cluster before its log was read, and is not in it, never comes again: it was removed there,
+// or the replicator passed it over.
 func (p *Pair) firstUnacked(ctx context.Context, c *Cursor) (Found, error) {
+	f, err := p.copyOfUnacked(ctx, c)
+	var behind *ErrBehind
+	if !errors.As(err, &behind) || p.sentUpTo().Before(behind.Position) {
+		return f, err
+	}
+	at := p.to.in.End()
+	if c.acked(behind.Position) { // it is the last one
+		return Found{Position: at, How: AtEnd, By: AtEnd, Entry: Entry{Position: NoPosition, Source: NoPosition}, Next: at}, nil
+	}
+	e, readErr := p.from.at(ctx, behind.Position)
+	if readErr != nil || e.From != "" { // what comes from elsewhere, others send
+		return Found{}, cmp.Or(readErr, err)
+	}
+	return Found{Position: at, How: NotThere, By: NotThere, Entry: e, Next: at}, nil
+}
+
+// sentUpTo is where the old cluster's replicator stood when Snapshot looked.
+func (p *Pair) sentUpTo() Position {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.sent
+}
+
+// copyOfUnacked is firstUnacked as far as the logs tell.
+func (p *Pair) copyOfUnacked(ctx context.Context, c *Cursor) (Found, error) {
 	log := &p.from.in.Log
 	after := c.MarkDelete
 	for _, r := range append(slices.Clone(c.Acked), Range{After: Position{math.MaxInt64, 0}}) {
@@ -260,15 +304,33 @@ func (p *Pair) firstUnacked(ctx context.Context, c *Cursor) (Found, error) {
 	return p.end(ctx) // not reached: behind the last range something is not acknowledged, or there is nothing
 }
 
-// missing counts the entries from the one that was looked for up to the one whose copy was found.
-func (p *Pair) missing(ctx context.Context, f Found) int64 {
-	all := p.from.in.Len() - p.from.in.Index(f.Entry.Position)
-	if e, err := p.to.at(ctx, f.Position); err == nil {
-		if at, ok := p.original(&e); ok {
-			return max(0, all-(p.from.in.Len()-p.from.in.Index(at)))
+// missing counts the entries that are not acknowledged, from the first such one up to the next of its origin whose copy lies at or behind the plan's first position.
+func (p *Pair) missing(ctx context.Context, c *Cursor, plan *Plan, first Entry) (int64, error) {
+	origin, next := first.from(p.from.Cluster()), NoPosition
+	begin := p.to.in.Index(plan.First)
+	err := p.to.forward(ctx, begin, func(e Entry) (bool, error) {
+		if e.from(p.to.Cluster()) == origin && e.deliverable() {
+			if _, at, err := p.acked(ctx, c, &e); err != nil {
+				return true, err
+			} else if !at.Before(first.Position) {
+				next = at
+			}
 		}
+		return next != NoPosition || p.to.in.Index(e.Position)-begin >= maxWindow, nil
+	})
+	log, sent := &p.from.in.Log, p.sentUpTo()
+	end := log.Len()
+	switch {
+	case err != nil:
+		return 0, err
+	case next != NoPosition:
+		end = log.Index(next)
+	case first.From == "" && !sent.Before(first.Position): // what was not sent yet will come
+		end = log.Index(Position{sent.Ledger, sent.Entry + 1})
+	case plan.How == ByTime: // it may itself be on its way
+		return 0, p.behind(&first)
 	}
-	return all
+	return log.without(log.Index(first.Position), end, c.Acked), nil
 }
 
 // original is where the original, or another copy, of an entry of the new cluster lies on the old one, as far as that is known without
@@ -456,6 +518,9 @@ func (p *Pair) holes(ctx context.Context, c *Cursor, plan *Plan) error {
 		if last.Before(at) && e.From == p.from.Cluster() { // copies from there keep their order; what comes from elsewhere may be late
 			end = min(end, i+guard)
 		}
+		if at == NoPosition && plan.How == ByTime && e.From == p.from.Cluster() {
+			plan.Repeated++ // its original was not found, so that it may be acknowledged
+		}
 		acked = at != NoPosition && (acked || seen[at])
 		seen[at] = true
 		switch {
@@ -471,13 +536,23 @@ func (p *Pair) holes(ctx context.Context, c *Cursor, plan *Plan) error {
 	})
 }
 
-// Snapshot is that of the old cluster as it was loaded, with the statistics of now.
+// Snapshot is that of the old cluster as it is now. Load comes after it, so that what was sent by then is in the new cluster's log, or gone.
 func (p *Pair) Snapshot(ctx context.Context) (Snapshot, error) {
 	from, ok := p.from.side.(target)
 	if !ok {
 		panic("pulsaradmin: a pair whose first cluster has no subscriptions")
 	}
-	return from.Subscriptions(ctx)
+	s, err := from.Subscriptions(ctx)
+	if err != nil {
+		return s, err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.sent = NoPosition
+	if at, ok := s.Sent[p.to.Cluster()]; ok {
+		p.sent = at
+	}
+	return s, nil
 }
 
 // Plans makes the plans of all durable subscriptions. It reads the logs and the subscriptions as they are now.

@@ -121,7 +121,7 @@ func (f *fakeTopic) Subscriptions(context.Context) (Snapshot, error) {
 	in, _ := f.Load(context.Background())
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	s := Snapshot{Cluster: f.cluster, Log: in.Log}
+	s := Snapshot{Cluster: f.cluster, Log: in.Log, Sent: in.sent()}
 	for _, name := range slices.Sorted(maps.Keys(f.subs)) {
 		if f.hidden {
 			continue

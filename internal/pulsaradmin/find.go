@@ -54,6 +54,7 @@ type Pair struct {
 
 	mu     sync.Mutex
 	given  map[string]given // guarded by mu: by subscription, see NoteGiven
+	sent   Position         // guarded by mu: up to where the new cluster had stored what the old one replicates to it, when Snapshot looked; NoPosition: not known
 	absent []Range          // guarded by mu: positions of the new cluster, from After on and before Last, whose messages the old one does not have
 }
 
@@ -63,8 +64,8 @@ func NewPair(topic string, from, to *Client) *Pair {
 }
 
 func newPair(topic string, from, to side) *Pair {
-	p := &Pair{Topic: topic, from: newView(from), to: newView(to)}
-	p.back = &Pair{Topic: topic, from: p.to, to: p.from, back: p}
+	p := &Pair{Topic: topic, from: newView(from), to: newView(to), sent: NoPosition}
+	p.back = &Pair{Topic: topic, from: p.to, to: p.from, back: p, sent: NoPosition}
 	return p
 }
 
@@ -128,12 +129,17 @@ func (p *Pair) end(ctx context.Context) (Found, error) {
 type ErrBehind struct {
 	Topic    string
 	From, To string
+	Origin   string // the cluster that it was published on, which replicates it
 	Position Position
 }
 
 func (e *ErrBehind) Error() string {
 	return fmt.Sprintf("%s: cluster %s has no copy of the message at %v of cluster %s, nor of any later one; wait until replication from %s to %s has passed it, or look why it does not (backlog of %s%s)",
-		e.Topic, e.To, e.Position, e.From, e.From, e.To, replicatorCursor, e.To)
+		e.Topic, e.To, e.Position, e.From, e.Origin, e.To, replicatorCursor, e.To)
+}
+
+func (p *Pair) behind(e *Entry) error {
+	return &ErrBehind{p.Topic, p.from.Cluster(), p.to.Cluster(), e.from(p.from.Cluster()), e.Position}
 }
 
 // copyOf finds the other cluster's copy of an entry.
@@ -163,7 +169,7 @@ func (p *Pair) copyOf(ctx context.Context, e Entry) (Found, error) {
 		return found(at, ByProducer)
 	}
 	if len(p.to.in.Ledgers) == 0 {
-		return Found{}, &ErrBehind{p.Topic, p.from.Cluster(), p.to.Cluster(), e.Position}
+		return Found{}, p.behind(&e)
 	}
 	guess, err := p.to.AtTime(ctx, e.Time)
 	if err != nil {
@@ -178,7 +184,7 @@ func (p *Pair) copyOf(ctx context.Context, e Entry) (Found, error) {
 		case ByOrigin, NotThere:
 			return found(at, how)
 		case AtEnd:
-			return Found{}, &ErrBehind{p.Topic, p.from.Cluster(), p.to.Cluster(), e.Position}
+			return Found{}, p.behind(&e)
 		}
 	}
 	return p.byPrint(ctx, e, guess, found) // copies do not say where they come from, or there is none
@@ -326,7 +332,7 @@ func (p *Pair) byPrint(ctx context.Context, e Entry, guess Position, found func(
 	case at != nil:
 		return found(*at, how)
 	case !bare, !p.to.in.Has(guess): // the time says nothing without a copy near it
-		return Found{}, &ErrBehind{p.Topic, p.from.Cluster(), p.to.Cluster(), e.Position}
+		return Found{}, p.behind(&e)
 	}
 	return found(guess, ByTime)
 }
