@@ -113,6 +113,12 @@ func writeFailoverPlan(w io.Writer, p *admin.FailoverPlan) {
 	if more := f.Missing - len(f.Names); more > 0 {
 		fmt.Fprintf(w, "… and %d more\n", more)
 	}
+	for _, d := range p.Stays {
+		fmt.Fprintf(w, "STAYS on %s: %s: %s\n", p.From, d.Name, d.Problem)
+	}
+	if more := p.Staying - len(p.Stays); more > 0 {
+		fmt.Fprintf(w, "… and %d more\n", more)
+	}
 	for _, text := range f.Problems {
 		fmt.Fprintln(w, "PROBLEM:", text)
 	}

@@ -76,8 +76,8 @@ exist there, a member proxy that is not connected to the map store (--force goes
 Failover mode is for a cluster that is dead, which it never calls. The topics named, what of the namespace is on it, or with --from alone everything that
 is mapped to it, go to the new cluster: planned switches under way are aborted and drains from or to it ended first, subscriptions that were last seen on the dead cluster and that
 the new one lacks are made there, at the oldest message; then the map is changed, and clients are sent over at the pace of evictions. The leader does
-it, and its successor goes on. --dry-run shows what is known to be missing. Refused while a majority of the proxies is answered by the cluster, unless
---force is given.
+it, and its successor goes on. --dry-run shows what is known to be missing, and which topics stay because the new cluster cannot serve them: those do not
+keep the others, and are listed at the end. Refused when nothing can move, and while a majority of the proxies is answered by the cluster, unless --force is given.
 
 Failover mode promises:
 ` + bullets(switching.Promised(switching.ModeFailover)) + `

@@ -212,7 +212,7 @@ func TestTheEndOfADrainCountsThoughItsAnswerWasLost(t *testing.T) {
 		r.drains(topic1, "a", "b")
 		r.dead(t)
 		st := must(t)(r.client("p2").StartSwitch(t.Context(), failover("a", "b")))
-		r.stores["p1"].SetFaults(store.Faults{LoseAnswers: true, Only: []string{"Apply"}})
+		r.stores["p1"].SetFaults(store.Faults{LoseAnswers: true, Only: []string{"Apply", "PutSwitch"}})
 		admintest.LeadFailovers(t, r.stores["p1"], r.proxies["p1"], r.servers["p1"])
 		st = must(t)(r.client("p2").WaitSwitch(t.Context(), st.ID, nil))
 		if !st.Done() || st.Flipped != 1 || st.Total != 1 || st.Order.Unreplicated != 1 {

@@ -30,8 +30,9 @@ const (
 	maxFailoverTopics = 1_000
 	// maxFailoverChecked is how many topics are looked at on the new cluster before an order is written; the others are when their turn comes.
 	maxFailoverChecked = 500
-	// readyParallel is how many topics are looked at at once.
+	// readyParallel is how many topics are looked at at once, readyTimeout how long each may take.
 	readyParallel = 16
+	readyTimeout  = time.Minute
 )
 
 // FailoverPlan is what is known before a failover.
@@ -50,6 +51,9 @@ type FailoverPlan struct {
 	Moves   []FailoverMove          `json:"moves"` // at most maxDetails
 	// Aborts are the switches that are aborted or ended first.
 	Aborts []string `json:"aborts,omitempty"`
+	// Stays are topics that To cannot serve, at most maxDetails, and Staying how many of those looked at: they stay on From, also when a rule of theirs moves.
+	Stays   []Detail `json:"stays,omitempty"`
+	Staying int      `json:"staying,omitempty"`
 
 	skipped []Detail // topics that were named and are not on From
 	Notes   []string `json:"notes,omitempty"`
@@ -80,43 +84,6 @@ type failing struct {
 	moving *route.Entry // set when the topic is in the middle of a switch
 }
 
-// stays tells that the topic drains from the cluster that is left: only subscriptions read it there, and when they do not any more it is where its producers are.
-func (it *failing) stays(from string) bool {
-	return it.moving != nil && route.DrainFrom(it.moving.Drain) == from
-}
-
-// ends is what becomes of the switch that the topic is in the middle of.
-func (it *failing) ends(o *switching.Failover) string {
-	e := it.moving
-	text := fmt.Sprintf("switch %s of %s, which is %s", e.SwitchID, e.Topic, stateName(e.State))
-	if e.Drain == "" {
-		return text
-	}
-	text += ": " + drainLeaves(e, o)
-	if old := route.DrainFrom(e.Drain); old != o.From && old != o.To {
-		text += fmt.Sprintf("; `--to %s` would have them go on there", old)
-	}
-	return text
-}
-
-// drainLeaves is what is where when a failover has ended the drain of an entry.
-func drainLeaves(e *route.Entry, o *switching.Failover) string {
-	old := route.DrainFrom(e.Drain)
-	d, _ := route.ParseDrain(e.Drain) // it was checked when it was stored
-	subs := fmt.Sprintf("%d subscriptions", len(d.Subs))
-	if len(d.Subs) == 1 {
-		subs = "subscription " + d.Subs[0].Name
-	}
-	left := fmt.Sprintf("what %s had not read on cluster %s stays there", subs, old)
-	switch {
-	case old == o.To:
-		return fmt.Sprintf("cluster %s goes on serving %s, and has the producers again", old, subs)
-	case old == o.From && e.Cluster != o.To:
-		return fmt.Sprintf("the topic stays on cluster %s, where its producers are; %s", e.Cluster, left)
-	}
-	return left
-}
-
 // startFailover checks what can be checked without the cluster that is dead, and writes an order for the leader.
 func (s *Server) startFailover(ctx context.Context, r *SwitchRequest) (any, error) {
 	if s.failover == nil {
@@ -136,7 +103,8 @@ func (s *Server) startFailover(ctx context.Context, r *SwitchRequest) (any, erro
 	if err := s.guardFailover(ctx, &o, p); err != nil {
 		return nil, err
 	}
-	if err := s.factsOf(ctx, &o, p, items); err != nil {
+	nothing, err := s.factsOf(ctx, &o, p, items)
+	if err != nil {
 		return nil, err
 	}
 	st := &SwitchStatus{
@@ -146,8 +114,9 @@ func (s *Server) startFailover(ctx context.Context, r *SwitchRequest) (any, erro
 	if r.DryRun {
 		return st, nil
 	}
-	if problems := p.Facts.Problems; len(problems) > 0 && !o.Force {
-		return nil, &Error{Code: CodePreflight, Message: problems[0], Remedy: "mend it on cluster " + o.To + "; or repeat with --force, and the clients of that topic may not work", Details: problemDetails(problems)}
+	if nothing != nil {
+		nothing.Details = p.Stays
+		return nil, nothing
 	}
 	o.ID, o.State, o.Asked, o.Total = switching.FailoverID(time.Now()), switching.FailoverRequested, time.Now().UTC(), len(items)
 	if err := store.PutFailover(ctx, s.store, &o); err != nil {
@@ -160,14 +129,6 @@ func (s *Server) startFailover(ctx context.Context, r *SwitchRequest) (any, erro
 	s.nudgeFailover()
 	st.ID, st.State = o.ID, stateRunning
 	return st, nil
-}
-
-func problemDetails(problems []string) []Detail {
-	details := make([]Detail, len(problems))
-	for i, p := range problems {
-		details[i] = Detail{Problem: p}
-	}
-	return details
 }
 
 // failoverOrder reads what is asked for.
@@ -416,38 +377,53 @@ func notThere(base, on string, o *switching.Failover) Detail {
 	return Detail{Name: base, Problem: fmt.Sprintf("is on %s, and not on %s", on, o.From)}
 }
 
-// factsOf looks at the new cluster for as many topics as fit into a request. Nothing is made there.
-func (s *Server) factsOf(ctx context.Context, o *switching.Failover, p *FailoverPlan, items []failing) error {
+// factsOf looks at the new cluster for as many topics as fit into a request. Nothing is made there. nothing is why no item can move at all.
+func (s *Server) factsOf(ctx context.Context, o *switching.Failover, p *FailoverPlan, items []failing) (nothing *Error, err error) {
 	seen, err := s.failover.Seen(ctx, o.From)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	plan, err := s.plan(ctx, "")
 	if err != nil {
-		return err
+		return nil, err
 	}
 	var all []string
 	for _, it := range items {
 		all = append(all, it.topics...)
 	}
 	all = all[:min(len(all), maxFailoverChecked)]
-	found, err := s.readyEach(ctx, o, all, &seen, false)
-	if err != nil {
-		return err
+	found := s.readyEach(ctx, o, all, &seen, false)
+	if err := ctx.Err(); err != nil {
+		return nil, err
 	}
 	p.Checked = len(all)
+	moves := false
 	for _, it := range items {
 		var facts switching.FailoverFacts
 		epoch := nextEpoch(plan, it.target)
 		if it.stays(o.From) {
 			facts, epoch = drainFacts(), it.moving.Epoch
 		}
-		n := min(len(it.topics), len(found))
+		n, unfit := min(len(it.topics), len(found)), 0
 		for _, f := range found[:n] {
-			facts.Add(f)
+			if f.unfit == nil {
+				facts.Add(f.facts)
+				continue
+			}
+			if nothing == nil {
+				nothing = f.unfit
+			}
+			if unfit++; len(p.Stays) < maxDetails {
+				p.Stays = append(p.Stays, Detail{Name: f.base, Code: f.unfit.Code, Problem: f.unfit.Error()})
+			}
 		}
 		found = found[n:]
+		p.Staying += unfit
 		p.Facts.Add(facts)
+		moves = moves || unfit == 0 || unfit < len(it.topics)
+		if unfit > 0 && it.target.isTopic {
+			continue
+		}
 		if len(p.Moves) < maxDetails {
 			p.Moves = append(p.Moves, FailoverMove{Name: it.target.name(), Epoch: epoch, Facts: facts})
 		}
@@ -455,7 +431,13 @@ func (s *Server) factsOf(ctx context.Context, o *switching.Failover, p *Failover
 	if left := p.Topics - p.Checked; left > 0 {
 		p.Notes = append(p.Notes, fmt.Sprintf("%d topics were looked at on cluster %s, the other %d are when their turn comes", p.Checked, o.To, left))
 	}
-	return nil
+	if p.Staying > 0 {
+		p.Notes = append(p.Notes, fmt.Sprintf("%d of the %d topics looked at stay on cluster %s, which serves them when it is back: cluster %s cannot. The others move without them", p.Staying, p.Checked, o.From, o.To))
+	}
+	if moves {
+		nothing = nil
+	}
+	return nothing, nil
 }
 
 // nextEpoch is the epoch that a target gets when it moves.
@@ -466,33 +448,40 @@ func nextEpoch(p *planner, t target) uint64 {
 	return route.NextEpoch(p.table.DecideScope(t.scope, p.def).Epoch)
 }
 
-// ready is readyEach, summed up.
-func (s *Server) ready(ctx context.Context, o *switching.Failover, topics []string, seen *switching.Seen, create bool) (switching.FailoverFacts, error) {
-	all, err := s.readyEach(ctx, o, topics, seen, create)
-	var facts switching.FailoverFacts
-	for _, f := range all {
-		facts.Add(f)
-	}
-	return facts, err
+// readied is what was found of one topic on the new cluster, and made there.
+type readied struct {
+	base  string
+	facts switching.FailoverFacts
+	// unfit is why it cannot go there; nil when it can, or is to go all the same.
+	unfit *Error
 }
 
-// readyEach looks at topics on the new cluster, and makes what they lack when create says so. What could not be made is an error, unless nobody wants
-// subscriptions.
-func (s *Server) readyEach(ctx context.Context, o *switching.Failover, topics []string, seen *switching.Seen, create bool) ([]switching.FailoverFacts, error) {
-	all, errs := make([]switching.FailoverFacts, len(topics)), make([]error, len(topics))
+// readyEach looks at topics on the new cluster, and makes what they lack when create says so.
+func (s *Server) readyEach(ctx context.Context, o *switching.Failover, topics []string, seen *switching.Seen, create bool) []readied {
+	all := make([]readied, len(topics))
 	inParallel(len(topics), readyParallel, func(i int) {
-		all[i], errs[i] = s.failover.Ready(ctx, topics[i], o.From, o.To, seen, create && !o.NoSubscriptions)
-		if errs[i] != nil && o.NoSubscriptions {
-			all[i].Notes, errs[i] = append(all[i].Notes, errs[i].Error()), nil
+		ctx, cancel := context.WithTimeout(ctx, readyTimeout)
+		defer cancel()
+		r := &all[i]
+		var err error
+		r.base = topics[i]
+		r.facts, err = s.failover.Ready(ctx, r.base, o.From, o.To, seen, create && !o.NoSubscriptions)
+		switch {
+		case err != nil && o.NoSubscriptions:
+			r.facts.Notes = append(r.facts.Notes, err.Error())
+		case err != nil:
+			r.unfit = &Error{
+				Code: CodeSubscriptions, Message: fmt.Sprintf("what cluster %s lacks for the subscriptions of %s cannot be found out, or made: %v", o.To, r.base, err),
+				Remedy: "mend that; or repeat with --subscriptions none: a consumer whose subscription cluster " + o.To + " lacks then begins where it says itself, which by default skips what is there",
+			}
+		case len(r.facts.Problems) > 0 && !o.Force:
+			r.unfit = &Error{
+				Code: CodePreflight, Message: r.facts.Problems[0],
+				Remedy: "mend it on cluster " + o.To + ", and order the failover again; or repeat with --force, and the clients of that topic may not work",
+			}
 		}
 	})
-	if first := slices.IndexFunc(errs, func(err error) bool { return err != nil }); first >= 0 {
-		return all, &Error{
-			Code: CodeSubscriptions, Message: fmt.Sprintf("what cluster %s lacks for the subscriptions of %s cannot be found out, or made: %v", o.To, topics[first], errs[first]),
-			Remedy: "mend that; or repeat with --subscriptions none: a consumer whose subscription cluster " + o.To + " lacks then begins where it says itself, which by default skips what is there",
-		}
-	}
-	return all, nil
+	return all
 }
 
 // failoverOf is the order with that id, if it is one of a failover.

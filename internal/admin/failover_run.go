@@ -24,6 +24,10 @@ const (
 	failoverRounds = 3
 	// abortPatience is how long the end of a planned switch is waited for that stands in the way: its fence ends by itself before.
 	abortPatience = switching.PrepareLimit + switching.FenceLimit
+	// readySlice is how many topics of a rule are made ready between two looks at what the operator wishes.
+	readySlice = 200
+	// maxLeftBehind bounds the topics that a rule leaves behind: of more, it is the new cluster that cannot serve.
+	maxLeftBehind = 1_000
 	// progressEvery is how often it is written down how far an order is.
 	progressEvery = time.Second
 )
@@ -236,10 +240,11 @@ func (r *failoverRun) move(ctx context.Context, it failing) (account func()) {
 		if rec != nil && rec.State == switching.StateEvicting {
 			err = errors.Join(err, r.s.await(ctx, rec))
 		}
+		defer r.progress(ctx)
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		switch {
-		case errors.Is(err, errAlreadyThere):
+		case errors.Is(err, errAlreadyThere), errors.Is(err, errStopped):
 		case err != nil && ctx.Err() == nil:
 			r.s.log.Error("a topic could not be moved off a dead cluster", "failover", r.order.ID, "topic", name, "err", err)
 			if r.order.FailedCount++; len(r.order.Failed) < switching.MaxFailed {
@@ -248,11 +253,11 @@ func (r *failoverRun) move(ctx context.Context, it failing) (account func()) {
 		case rec != nil:
 			r.count(rec)
 		}
-		if err := r.saveLocked(ctx, false); err != nil && ctx.Err() == nil {
-			r.s.log.Warn("how far a failover is could not be written down", "failover", r.order.ID, "err", err)
-		}
 	}
 }
+
+// errStopped ends a move before the map was changed: somebody has aborted the order.
+var errStopped = errors.New("the failover is aborted")
 
 func (r *failoverRun) moveOne(ctx context.Context, it failing) (*switching.Record, error) {
 	o := &r.order
@@ -262,18 +267,15 @@ func (r *failoverRun) moveOne(ctx context.Context, it failing) (*switching.Recor
 			return nil, err
 		}
 	}
-	ctx, cancel := context.WithTimeout(ctx, moveTimeout)
-	defer cancel()
 	if it.stays(o.From) {
 		return r.leaveThere(ctx, it.moving)
 	}
-	facts, err := r.s.ready(ctx, o, it.topics, &r.seen, true)
+	facts, err := r.ready(ctx, it)
 	if err != nil {
 		return nil, err
 	}
-	if it.target.isTopic && len(facts.Problems) > 0 && !o.Force {
-		return nil, &Error{Code: CodePreflight, Message: facts.Problems[0], Remedy: "mend it on cluster " + o.To + " and order the failover again; what has moved is left alone"}
-	}
+	ctx, cancel := context.WithTimeout(ctx, moveTimeout)
+	defer cancel()
 	if it.moving != nil { // it drains to the dead cluster
 		if err := r.endDrain(ctx, it.moving); err != nil && !errors.Is(err, errAlreadyThere) {
 			return nil, err
@@ -288,8 +290,70 @@ func (r *failoverRun) moveOne(ctx context.Context, it failing) (*switching.Recor
 	return rec, err
 }
 
-// moveTimeout bounds what one topic or rule takes until the map has it.
+// moveTimeout bounds what one topic or rule takes until the map has it, once the new cluster is ready for it.
 const moveTimeout = 5 * time.Minute
+
+// ready makes on the new cluster what a topic, or each topic of a rule, lacks there. What of a rule cannot be served there is left behind, so that the others go.
+func (r *failoverRun) ready(ctx context.Context, it failing) (facts switching.FailoverFacts, err error) {
+	o := &r.order
+	var behind []string
+	var why *Error // of the first of them
+	for some := range slices.Chunk(it.topics, readySlice) {
+		if r.progress(ctx); r.aborted() {
+			return facts, errStopped
+		}
+		for _, f := range r.s.readyEach(ctx, o, some, &r.seen, true) {
+			switch {
+			case f.unfit == nil:
+				facts.Add(f.facts)
+				continue
+			case it.target.isTopic:
+				return facts, f.unfit
+			case why == nil:
+				why = f.unfit
+			}
+			behind = append(behind, f.base)
+		}
+		if err := ctx.Err(); err != nil {
+			return facts, err
+		}
+		if len(behind) > maxLeftBehind {
+			return facts, &Error{Code: why.Code, Message: fmt.Sprintf("cluster %s cannot serve %d topics of %s, too many to be left behind one by one: %s", o.To, len(behind), it.target.name(), why.Message), Remedy: why.Remedy}
+		}
+	}
+	if len(behind) == 0 {
+		return facts, nil
+	}
+	r.note(fmt.Sprintf("%s moves without %d topics that cluster %s cannot serve: they stay on cluster %s, each by an entry of its own. %s: %v", it.target.name(), len(behind), o.To, o.From, behind[0], why))
+	return facts, r.s.leaveBehind(ctx, o, behind)
+}
+
+// leaveBehind gives topics that a rule of the dead cluster decides an entry that says the same. They are tried once more by themselves, and listed when that fails too.
+func (s *Server) leaveBehind(ctx context.Context, o *switching.Failover, topics []string) error {
+	for range wishAttempts {
+		p, err := s.plan(ctx, "")
+		if err != nil {
+			return err
+		}
+		for _, base := range topics {
+			t, err := parseTopicName(base)
+			if err != nil {
+				return err
+			}
+			if e, ok := p.table.Entry(base); ok && !e.Floor() || p.decided(t) != o.From {
+				continue // somebody was faster
+			}
+			if _, err := p.set(t, o.From, 0, ""); err != nil {
+				return err
+			}
+		}
+		_, err = s.write(ctx, p, nil, o.Who, fmt.Sprintf("failover %s: cluster %s cannot serve it, and its rule moves", o.ID, o.To))
+		if !errors.Is(err, store.ErrConflict) && !errors.Is(err, store.ErrUnknown) {
+			return err
+		}
+	}
+	return &Error{Code: CodeConflict, Message: fmt.Sprintf("the map changed %d times while topics were to be left behind", wishAttempts), Remedy: "order the failover again"}
+}
 
 // freeTopic has a planned switch of a topic aborted, and waits for the end of that. What it returns is not nil when the topic drains then: a drain that had just
 // begun, or whose way back was given up.
@@ -365,87 +429,6 @@ func failoverRecordID(order, name string) string {
 	return order + "-" + hex.EncodeToString(h.Sum(nil))[:12]
 }
 
-// drainFacts is what is known of a topic that stays: drains are not replicated, so that the new cluster has nothing of before.
-func drainFacts() switching.FailoverFacts {
-	return switching.FailoverFacts{Topics: 1, Unreplicated: 1}
-}
-
-// leaveThere ends the drain of a topic that stays where its producers are. The order gets a record of its own for it, as of what it moves, by which everybody finds what it has done;
-// it has no time of a flip. It comes first: afterwards nobody could tell who has ended the drain.
-func (r *failoverRun) leaveThere(ctx context.Context, drains *route.Entry) (*switching.Record, error) {
-	o, facts, now := &r.order, drainFacts(), time.Now()
-	rec := switching.Record{
-		ID: failoverRecordID(o.ID, drains.Topic), Rev: 1, Batch: o.ID, Topic: drains.Topic, From: o.From, To: drains.Cluster, Mode: switching.ModeFailover, State: switching.StateDone,
-		Epoch: drains.Epoch, Runner: r.s.proxy.Info().ID, Who: o.Who, Why: whyFailover(o), Started: now, Ended: now, Failover: &facts,
-		Note: fmt.Sprintf("its drain, switch %s, was ended: %s", drains.SwitchID, drainLeaves(drains, o)),
-	}
-	err := r.s.store.PutSwitch(ctx, rec)
-	counted := errors.Is(err, store.ErrConflict) // by resume: a leader before this one has ended in between
-	if err != nil && !counted {
-		return nil, err
-	}
-	if err := r.endDrain(ctx, drains); err != nil {
-		return nil, err
-	}
-	if counted {
-		return nil, errAlreadyThere
-	}
-	return &rec, nil
-}
-
-// endDrain has a topic that drains be on the cluster of its producers alone, because one of its two clusters is dead: then nobody reads the other one, or nobody writes there.
-// Where the cluster of its producers is the dead one, it moves on from there.
-func (r *failoverRun) endDrain(ctx context.Context, drains *route.Entry) error {
-	s, o := r.s, &r.order
-	var lost *switching.Record // written, it may be: no answer came
-	for range wishAttempts {
-		e, ok, err := s.store.Entry(ctx, drains.Topic)
-		if err != nil {
-			return err
-		}
-		rec, err := s.store.Switch(ctx, drains.SwitchID)
-		if err != nil {
-			return err
-		}
-		if !ok || e.State != route.StateDraining || e.SwitchID != drains.SwitchID {
-			if lost == nil || rec.Rev != lost.Rev || rec.Note != lost.Note {
-				return errAlreadyThere
-			}
-			r.ended(lost)
-			return nil
-		}
-		after := e
-		after.State, after.Drain = route.StateActive, ""
-		rec.Rev++
-		rec.State, rec.Return, rec.Ended = switching.StateIncomplete, false, time.Now()
-		rec.Note = fmt.Sprintf("ended by failover %s: cluster %s is dead; %s", o.ID, o.From, drainLeaves(&e, o))
-		if old := route.DrainFrom(e.Drain); old != o.To {
-			rec.Note += fmt.Sprintf(" (`pointsman switch salvage %s` when cluster %s is back)", rec.ID, o.From)
-		}
-		if rec.From == o.From { // the proxies read of it that nobody waits for that cluster
-			facts := drainFacts()
-			rec.Failover = &facts
-		}
-		err = s.store.Apply(ctx, store.Change{Entries: []store.EntryChange{{Topic: e.Topic, Before: &e, After: &after}}, Switch: &rec, Who: o.Who, Why: whyFailover(o)})
-		switch {
-		case err == nil:
-			r.ended(&rec)
-			return nil
-		case errors.Is(err, store.ErrUnknown):
-			lost = &rec
-		case !errors.Is(err, store.ErrConflict):
-			return err
-		}
-	}
-	return &Error{Code: CodeConflict, Message: fmt.Sprintf("the drain of %s changed %d times while it was to be ended", drains.Topic, wishAttempts), Remedy: "order the failover again"}
-}
-
-// ended tells of a drain that was ended.
-func (r *failoverRun) ended(rec *switching.Record) {
-	r.s.log.Warn("a drain was ended", "failover", r.order.ID, "switch", rec.ID, "topic", rec.Topic, "from", rec.From, "to", rec.To, "dead", r.order.From)
-	r.note(fmt.Sprintf("switch %s of %s was %s", rec.ID, rec.Topic, rec.Note))
-}
-
 func (r *failoverRun) aborted() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -457,6 +440,13 @@ func (r *failoverRun) note(text string) {
 	defer r.mu.Unlock()
 	if len(r.order.Notes) < switching.MaxFailoverNames {
 		r.order.Notes = append(r.order.Notes, text)
+	}
+}
+
+// progress is save now and then, when it does not matter whether it can be done.
+func (r *failoverRun) progress(ctx context.Context) {
+	if err := r.save(ctx, false); err != nil && ctx.Err() == nil {
+		r.s.log.Warn("how far a failover is could not be written down", "failover", r.order.ID, "err", err)
 	}
 }
 

@@ -163,6 +163,150 @@ func TestEverythingOfADeadClusterMovesRulesFirst(t *testing.T) {
 	})
 }
 
+// One topic that the new cluster cannot serve must not keep all others of its rule on the dead one, nor be sent where it loses its place: it stays, by an entry of its own.
+func TestARuleMovesWithoutTheTopicsThatCannotBeServed(t *testing.T) {
+	in(t, func(t *testing.T, r *rig) {
+		const unfit, few = "persistent://other/ns/t", "persistent://other/ns/few"
+		r.dead(t)
+		seen := switching.Seen{Cluster: "a"}
+		r.work.See(seen.Merge(time.Now(), []switching.SeenTopic{{Topic: few}, {Topic: unfit}, {Topic: "persistent://third/ns/x"}}, "", func(string) bool { return true }))
+		mended := false
+		r.work.Find(func(base string) (switching.FailoverFacts, error) {
+			facts := switching.FailoverFacts{Topics: 1}
+			switch {
+			case base == unfit && !mended:
+				return facts, errors.New("namespace not found")
+			case base == few && !mended:
+				facts.Problems = []string{few + " has 3 partitions on cluster a and 2 partitions on cluster b"}
+			}
+			return facts, nil
+		})
+		req := failover("a", "b")
+		req.DryRun = true
+		dry := must(t)(r.client("p1").StartSwitch(t.Context(), req))
+		p := dry.Failover
+		if p.Staying != 2 || len(p.Stays) != 2 || p.Stays[0].Name != few || p.Stays[1].Name != unfit || !strings.Contains(p.Stays[1].Problem, "namespace not found") || len(p.Moves) != 1 || p.Facts.Topics != 1 {
+			t.Errorf("the plan is %+v", p)
+		}
+		if notes := strings.Join(p.Notes, "; "); !strings.Contains(notes, "2 of the 3 topics looked at stay on cluster a") {
+			t.Errorf("the plan says %q", notes)
+		}
+		admintest.LeadFailovers(t, r.stores["p1"], r.proxies["p1"], r.servers["p1"])
+		st := must(t)(r.switchAndWait(failover("a", "b")))
+		slices.SortFunc(st.Failed, func(a, b admin.Detail) int { return strings.Compare(a.Name, b.Name) }) // they were tried at once
+		if st.State != "incomplete" || st.Total != 3 || st.Flipped != 1 || len(st.Failed) != 2 || st.Failed[0].Name != few || st.Failed[1].Name != unfit {
+			t.Fatalf("status = %+v, %+v", st, st.Order)
+		}
+		if notes := strings.Join(st.Notes, "; "); !strings.Contains(notes, "moves without 2 topics that cluster b cannot serve: they stay on cluster a") {
+			t.Errorf("the order says %q", notes)
+		}
+		r.expect(unfit, "a", 0)
+		r.expect(few, "a", 0)
+		r.expect("persistent://third/ns/x", "b", 1)
+		r.expect("persistent://other/ns/never-seen", "b", 1)
+		// When it is mended they follow, one by one.
+		mended = true
+		if st = must(t)(r.switchAndWait(failover("a", "b"))); !st.Done() || st.Flipped != 2 {
+			t.Fatalf("status = %+v, %+v", st, st.Order)
+		}
+		r.expect(unfit, "b", 1)
+		r.expect(few, "b", 1)
+	})
+}
+
+// Where nothing of what was seen can move, the order is refused: the new cluster is the trouble, and the plan says of each topic why.
+func TestAFailoverOfWhichNothingCanMoveIsRefused(t *testing.T) {
+	in(t, func(t *testing.T, r *rig) {
+		r.dead(t)
+		seen := switching.Seen{Cluster: "a"}
+		r.work.See(seen.Merge(time.Now(), []switching.SeenTopic{{Topic: topic1}, {Topic: topic2}}, "", func(string) bool { return true }))
+		r.work.Find(func(base string) (switching.FailoverFacts, error) {
+			return switching.FailoverFacts{Topics: 1, Problems: []string{base + ": its namespace does not exist on cluster b"}}, nil
+		})
+		_, err := r.client("p1").StartSwitch(t.Context(), failover("a", "b"))
+		refused(t, err, admin.CodePreflight, "namespace does not exist")
+		var e *admin.Error
+		if !errors.As(err, &e) || len(e.Details) != 2 || e.Details[1].Name != topic2 {
+			t.Errorf("details = %+v", e)
+		}
+		// An operator who knows better is listened to.
+		req := failover("a", "b")
+		req.Force, req.DryRun = true, true
+		if st := must(t)(r.client("p1").StartSwitch(t.Context(), req)); len(st.Failover.Moves) != 1 || len(st.Failover.Facts.Problems) != 2 {
+			t.Errorf("forced: %+v", st.Failover)
+		}
+	})
+}
+
+// Too many that cannot be served are no exceptions any more: the rule stays, and nothing is written for them.
+func TestARuleStaysWhoseTopicsCannotBeServed(t *testing.T) {
+	in(t, func(t *testing.T, r *rig) {
+		r.dead(t)
+		var topics []switching.SeenTopic
+		for i := range 1300 {
+			topics = append(topics, switching.SeenTopic{Topic: fmt.Sprintf("persistent://acme/many/t%04d", i)})
+		}
+		seen := switching.Seen{Cluster: "a"}
+		r.work.See(seen.Merge(time.Now(), topics, "", func(string) bool { return true }))
+		r.work.Find(func(base string) (switching.FailoverFacts, error) {
+			if strings.HasSuffix(base, "0") { // enough for a plan
+				return switching.FailoverFacts{Topics: 1}, nil
+			}
+			return switching.FailoverFacts{Topics: 1}, errors.New("refused")
+		})
+		admintest.LeadFailovers(t, r.stores["p1"], r.proxies["p1"], r.servers["p1"])
+		st := must(t)(r.switchAndWait(failover("a", "b")))
+		if st.State != "incomplete" || st.Flipped != 0 || len(st.Failed) != 1 || !strings.Contains(st.Failed[0].Problem, "too many to be left behind one by one") {
+			t.Errorf("status = %+v, %+v", st, st.Order)
+		}
+		r.expect("persistent://acme/many/t0000", "a", 0)
+		if n := r.storedTable().Len(); n != 0 {
+			t.Errorf("%d entries were written", n)
+		}
+	})
+}
+
+// What a rule takes is bounded by topic, not in all; and an operator who has waited enough is listened to in the middle of it.
+func TestARuleOfManyTopicsMovesThoughTheNewClusterIsSlow(t *testing.T) {
+	for _, abort := range []bool{false, true} {
+		t.Run(fmt.Sprint("aborted ", abort), func(t *testing.T) {
+			in(t, func(t *testing.T, r *rig) {
+				r.dead(t)
+				var topics []switching.SeenTopic
+				for i := range 600 {
+					topics = append(topics, switching.SeenTopic{Topic: fmt.Sprintf("persistent://acme/many/t%03d", i)})
+				}
+				seen := switching.Seen{Cluster: "a"}
+				r.work.See(seen.Merge(time.Now(), topics, "", func(string) bool { return true }))
+				st := must(t)(r.client("p1").StartSwitch(t.Context(), failover("a", "b")))
+				r.work.Find(func(string) (switching.FailoverFacts, error) {
+					time.Sleep(20 * time.Second) // 600 topics, 16 at a time: 12 minutes
+					return switching.FailoverFacts{Topics: 1}, nil
+				})
+				admintest.LeadFailovers(t, r.stores["p1"], r.proxies["p1"], r.servers["p1"])
+				time.Sleep(time.Minute)
+				want, state := "b", "done"
+				if abort {
+					want, state = "a", "aborted"
+					if _, err := r.client("p2").AbortSwitch(t.Context(), admin.SwitchCommand{ID: st.ID}); err != nil {
+						t.Fatal(err)
+					}
+				}
+				st = must(t)(r.client("p2").WaitSwitch(t.Context(), st.ID, nil))
+				if st.State != state || len(st.Failed) != 0 {
+					t.Errorf("status = %+v, %+v", st, st.Order)
+				}
+				if took := time.Since(st.Order.Asked); abort && took > 6*time.Minute {
+					t.Errorf("the abort came after %v", took)
+				}
+				if d := r.stored("persistent://acme/many/t000"); d.Cluster != want {
+					t.Errorf("the topic is %+v", d)
+				}
+			})
+		})
+	}
+}
+
 func TestANamespaceMovesWhatOfItIsOnTheDeadCluster(t *testing.T) {
 	in(t, func(t *testing.T, r *rig) {
 		r.set(topic1, "a")

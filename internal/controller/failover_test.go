@@ -61,6 +61,7 @@ func TestWhatWasSeenOfAClusterMakesTheOtherOneReady(t *testing.T) {
 		"GET " + at + "-partition-0/stats": `{"subscriptions":{"idle":{"isDurable":true,"isReplicated":true},"busy":{"isDurable":true},"reader-1":{"isDurable":false}}}`,
 	})
 	b := serveAnswers(t, map[string]string{
+		"GET /admin/v2/namespaces/acme/geo":        `{}`,
 		"GET " + at + "/partitions":                `{"partitions":3}`,
 		"GET " + at + "-partition-0/subscriptions": `["busy"]`,
 		"GET " + at + "-partition-0/internalStats": `{"lastConfirmedEntry":"4:9","ledgers":[{"ledgerId":4,"entries":0}],"cursors":{}}`,
@@ -122,6 +123,17 @@ func TestWhatWasSeenOfAClusterMakesTheOtherOneReady(t *testing.T) {
 	}
 	if make := "PUT " + at + `/subscription/idle {"ledgerId":-1,"entryId":-1,"partitionIndex":-1}`; !slices.Contains(b.calls, make) {
 		t.Errorf("calls: %v, want %s", b.calls, make)
+	}
+	// A namespace that the new cluster lacks is found before anything moves, whether the topic was seen or not.
+	for _, base := range []string{topic, "persistent://acme/geo/unseen"} {
+		b.texts["GET /admin/v2/namespaces/acme/geo"] = `{}`
+		if facts, err = w.Ready(ctx, base, "a", "b", &seen, false); err != nil || len(facts.Problems) != 0 {
+			t.Errorf("%s: %+v, %v", base, facts, err)
+		}
+		delete(b.texts, "GET /admin/v2/namespaces/acme/geo")
+		if facts, err = w.Ready(ctx, base, "a", "b", &seen, false); err != nil || len(facts.Problems) != 1 || !strings.Contains(facts.Problems[0], "its namespace does not exist on cluster b; create it there") {
+			t.Errorf("%s, without its namespace: %+v, %v", base, facts, err)
+		}
 	}
 	b.texts["GET "+at+"/partitions"] = `{"partitions":2}`
 	if facts, err = w.Ready(ctx, topic, "a", "b", &seen, true); err != nil || len(facts.Problems) != 1 || !strings.Contains(facts.Problems[0], "-p 3") {

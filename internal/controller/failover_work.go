@@ -31,6 +31,13 @@ var ErrNoAdmin = errors.New("has no admin address")
 func (w *FailoverWork) Ready(ctx context.Context, base, from, to string, seen *switching.Seen, create bool) (switching.FailoverFacts, error) {
 	facts := switching.FailoverFacts{Topics: 1}
 	t, at, known := seen.Topic(base)
+	c := w.Clients[to]
+	if c != nil && !(known && create) { // else making the topic tells
+		if has, err := c.HasNamespace(ctx, base); err == nil && !has {
+			facts.Problems = append(facts.Problems, fmt.Sprintf("%s: its namespace does not exist on cluster %s; create it there", base, to))
+			return facts, nil
+		}
+	}
 	if !known {
 		facts.Unknown = 1
 		facts.Notes = append(facts.Notes, fmt.Sprintf("%s: nothing was ever seen of it on cluster %s: a subscription that cluster %s lacks begins where its client says, which by default skips what is there", base, from, to))
@@ -43,7 +50,6 @@ func (w *FailoverWork) Ready(ctx context.Context, base, from, to string, seen *s
 		facts.Unreplicated = 1
 		facts.Notes = append(facts.Notes, fmt.Sprintf("%s was not replicated from %s to %s: %s has none of its messages", base, from, to, to))
 	}
-	c := w.Clients[to]
 	if c == nil {
 		return facts, fmt.Errorf("cluster %s %w; set clusters.%s.web_url", to, ErrNoAdmin, to)
 	}

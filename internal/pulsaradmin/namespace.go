@@ -32,3 +32,16 @@ func (c *Client) Topics(ctx context.Context, namespace string) ([]string, error)
 	slices.Sort(found)
 	return slices.Compact(found), nil
 }
+
+// HasNamespace tells whether the cluster has the namespace of a topic.
+func (c *Client) HasNamespace(ctx context.Context, base string) (bool, error) {
+	n, err := split(base)
+	if err != nil {
+		return false, err
+	}
+	_, err = c.call(ctx, http.MethodGet, "/admin/v2/namespaces/"+n.tenant+"/"+n.namespace, nil, nil)
+	if errors.Is(err, ErrNotFound) {
+		return false, nil
+	}
+	return err == nil, err
+}
