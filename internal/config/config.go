@@ -97,7 +97,7 @@ const (
 
 // Health is how clusters are looked at.
 type Health struct {
-	Interval       Duration `key:"interval" doc:"How often each proxy asks each cluster, by a lookup as a client makes it."`
+	Interval       Duration `key:"interval" doc:"How often each proxy asks each cluster, by a lookup as a client makes it, of a topic of pulsar/system. What a broker answers counts, a refusal as well, but for ServiceNotReady; nothing else tells a cluster that lacks that namespace from one without its metadata store."`
 	Timeout        Duration `key:"timeout" doc:"Time that the cluster has to answer."`
 	Failures       int      `key:"failures" doc:"So many failures in a row, spread over at least over, make a cluster down for this proxy."`
 	Over           Duration `key:"over" doc:"See failures."`

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"pointsman/core/route"
@@ -154,4 +155,85 @@ func TestAClusterFromWhichTopicsDrainIsMapped(t *testing.T) {
 			t.Errorf("cluster %s: mapped is %v, want %v", cluster, !want, want)
 		}
 	}
+}
+
+// leads leads failovers for some time, and returns the orders that it has carried out.
+func leads(t *testing.T, st store.Store, long time.Duration, pairs ...switching.FailoverPair) (carried []switching.Failover) {
+	t.Helper()
+	table := route.Empty()
+	f := NewFailovers(FailoverConfig{
+		Store: st, Pairs: pairs, Table: func() *route.Table { return table }, DefaultCluster: "a", Log: slog.New(slog.DiscardHandler),
+		Execute: func(ctx context.Context, o switching.Failover) {
+			carried = append(carried, o)
+			o.State = switching.FailoverDone
+			if err := store.PutFailover(ctx, st, &o); err != nil {
+				t.Error(err)
+			}
+		},
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), long)
+	defer cancel()
+	f.Lead(ctx)
+	return carried
+}
+
+// A leader that has decided on an automatic failover and died before it wrote the order is followed by one that writes it: once, and not hours later.
+func TestAnOrderThatALeaderDidNotComeToWriteIsWrittenByTheNext(t *testing.T) {
+	for _, after := range []time.Duration{time.Minute, time.Hour} {
+		t.Run(after.String(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				st := store.NewMemory()
+				defer st.Close()
+				pair := switching.FailoverPair{From: "a", To: "b", After: time.Minute, Automatic: true, Cooldown: 24 * time.Hour}
+				decided := switching.PairState{From: "a", To: "b", Executed: time.Now(), Order: switching.FailoverID(time.Now())}
+				if err := store.PutFailoverPair(t.Context(), st, decided, 0); err != nil {
+					t.Fatal(err)
+				}
+				time.Sleep(after)
+				carried := leads(t, st, 10*time.Second, pair)
+				if late := after > missedFor; late != (len(carried) == 0) {
+					t.Fatalf("%v later: carried out %+v", after, carried)
+				} else if late {
+					return
+				}
+				o := carried[0]
+				if len(carried) != 1 || o.ID != decided.Order || o.From != "a" || o.To != "b" || !o.All || !o.Automatic || !o.Asked.Equal(decided.Executed) {
+					t.Errorf("carried out %+v", carried)
+				}
+				// It is over, and the next leader finds it so.
+				if again := leads(t, st, 10*time.Second, pair); len(again) != 0 {
+					t.Errorf("carried out again: %+v", again)
+				}
+			})
+		})
+	}
+}
+
+// A proposal of a pair that was taken out of the configuration is withdrawn; that a failover was done is still known, for the cool-down.
+func TestTheProposalOfAPairThatIsNotConfiguredAnyMoreIsWithdrawn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st := store.NewMemory()
+		defer st.Close()
+		for _, p := range []switching.PairState{
+			{From: "a", To: "b", Proposal: &switching.Proposal{From: "a", To: "b", Made: time.Now()}},
+			{From: "a", To: "c", Proposal: &switching.Proposal{From: "a", To: "c", Made: time.Now()}, Executed: time.Now().Add(-time.Hour), Order: "fo-1"},
+		} {
+			if err := store.PutFailoverPair(t.Context(), st, p, 0); err != nil {
+				t.Fatal(err)
+			}
+		}
+		leads(t, st, 10*time.Second, switching.FailoverPair{From: "a", To: "b", After: time.Minute})
+		states, _, err := store.FailoverPairs(t.Context(), st)
+		if err != nil || len(states) != 2 {
+			t.Fatalf("states %+v, %v", states, err)
+		}
+		for _, s := range states {
+			if kept := s.To == "b"; kept != (s.Proposal != nil) { // of that one nobody knows anything yet
+				t.Errorf("to %s: the proposal is %+v", s.To, s.Proposal)
+			}
+			if s.To == "c" && (s.Order != "fo-1" || s.Executed.IsZero()) {
+				t.Errorf("what was done is forgotten: %+v", s)
+			}
+		}
+	})
 }
