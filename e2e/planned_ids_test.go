@@ -107,6 +107,9 @@ func duplicatesAreForecast(t *testing.T, client Client, proxies [2]*Pointsman, c
 		if s.Unacked != open || s.Repeated+s.Missing != 0 {
 			t.Errorf("subscription %s: forecast %+v, want %d duplicates", s.Subscription, s, open)
 		}
+		if s.After == nil || s.After.Difference > 0 {
+			t.Errorf("subscription %s: after the flip %+v, want no more than was carried", s.Subscription, s.After)
+		}
 	}
 	await(t, live, "what is not acknowledged to come again", func(r Record) bool { return r.Recvs.Len() >= len(subs)*(sent+int(open)) })
 	must(t, live.Say("quit"))

@@ -39,7 +39,7 @@ be missing (on standard error; as JSON it is in the answer). What happens in pla
   2. prepare: every proxy writes down that the topic will move; then fence: publishers wait, what was sent gets its receipt;
   3. the old cluster is drained, replication caught up with, every subscription carried to exactly where it is, acknowledged ranges included;
   4. flip: the map is changed in one compare-and-set write, and clients are sent to their new broker;
-  5. verify: the ends of both clusters are compared. The receipt is in "switch status" and in state_dir/receipts.
+  5. verify: the ends of both clusters are compared, and what each subscription has left with what was carried. The receipt is in "switch status" and in state_dir/receipts.
 Until the flip any trouble gives the topic back to the old cluster; publishers have waited 10 s at most.
 
 Several topics, a namespace, what begins with a prefix, or a share of these are a batch, in planned and drain mode: the proxy that leads looks at all topics first, and moves

@@ -148,7 +148,7 @@ type Receipt struct {
 	MovedCount int     `json:"moved_count,omitempty"`
 	// Copied is how many messages a way back has copied to the old cluster. When it was given up they come again on the new one.
 	Copied int64 `json:"copied,omitempty"`
-	// Verified is what the comparison of both tails after the flip found.
+	// Verified is what the comparison of both tails, and of the subscriptions with what was carried, found after the flip.
 	Verified string `json:"verified,omitempty"`
 }
 
@@ -184,6 +184,16 @@ type Carried struct {
 	Repeated     int64  `json:"repeated,omitempty"` // acknowledged there and delivered again all the same
 	Missing      int64  `json:"missing,omitempty"`  // not acknowledged, and without a copy on the new cluster
 	Note         string `json:"note,omitempty"`
+	// After is what the verification after the flip has found; null when the subscription was not looked at then.
+	After *After `json:"after,omitempty"`
+}
+
+// After is a subscription on the new cluster a moment after the flip, when clients use it.
+type After struct {
+	Backlog int64 `json:"backlog"` // in entries
+	// Difference is the backlog less what it would be by the plan if nobody had acknowledged anything since: below 0 that much was acknowledged, above 0 that much
+	// comes again and was not to.
+	Difference int64 `json:"difference"`
 }
 
 // Again is the record that asks for the next attempt of a switch that was aborted, or taken back.

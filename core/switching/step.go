@@ -47,7 +47,7 @@ const (
 	// and markers. In this order: who is seen neither there nor by what he wrote comes later. Report: Publishers; Foreign names the producer
 	// and its address, "" when there is nothing.
 	WorkTailAgain
-	// WorkVerify: compare the tails of both clusters by producer and sequence id. Report: Why is what the receipt says of it.
+	// WorkVerify: compare the tails of both clusters by producer and sequence id, and the subscriptions with what was carried. Report: Why is what the receipt says of it.
 	WorkVerify
 	// WorkRecord: write the record of revision Step.Record.Rev−1 alone.
 	WorkRecord

@@ -87,7 +87,13 @@ func (f *fakeTopic) Verify(ctx context.Context, tail string) (Verified, error) {
 	if tail != base+"=7:41" {
 		return Verified{}, fmt.Errorf("the tail is %q", tail)
 	}
-	return Verified{Tail: map[string]string{base: "7:41"}, First: map[string]string{base: "9:41"}, Text: "all there"}, f.call(ctx, "verify")
+	v := Verified{Tail: map[string]string{base: "7:41"}, First: map[string]string{base: "9:41"}, Text: "all there"}
+	if f.call(ctx, "differs later") != nil {
+		v.Carried, _ = f.Carry(ctx)
+		v.Carried[0].After = &switching.After{Backlog: 12, Difference: 2}
+		v.Differences = "subscription s: 2 more"
+	}
+	return v, f.call(ctx, "verify")
 }
 func (f *fakeTopic) Close() {}
 
@@ -224,6 +230,25 @@ func TestAPlannedSwitchEndsOnTheNewClusterWithAReceipt(t *testing.T) {
 			t.Errorf("%d changes of the map (%v), want prepared, fenced and flipped", len(history), err)
 		}
 	})
+}
+
+// Promise 3: what each subscription has left after the flip is held against what was carried. It is for the receipt: the switch is done, also when nothing can be read any more.
+func TestTheReceiptHoldsTheSubscriptionsAgainstThePlan(t *testing.T) {
+	for failures, verified := range map[int]string{0: "all there", 1: "not compared: cluster a: verify: no answer"} {
+		in(t, func(t *testing.T) {
+			w := newWorld(t, "p1")
+			w.topic.failures["differs later"], w.topic.failures["verify"] = 1, failures
+			w.request("sw-1")
+			rec, e := w.run(w.controller("p1", w.st), "sw-1")
+			if rec.State != switching.StateDone || e.Cluster != "b" || !strings.Contains(rec.Note, "subscription s: 2 more") || strings.Contains(rec.Note, "could not be compared") != (failures > 0) {
+				t.Errorf("%s (%s), entry %+v", rec.State, rec.Note, e)
+			}
+			subs := rec.Receipt.Subscriptions
+			if rec.Receipt.Verified != verified || rec.Receipt.DuplicatesForecast != 4 || len(subs) != 1 || subs[0].After == nil || *subs[0].After != (switching.After{Backlog: 12, Difference: 2}) {
+				t.Errorf("receipt %+v, want what was found of the subscription, and %q", rec.Receipt, verified)
+			}
+		})
+	}
 }
 
 func TestAnUncleanAckHasTheOldClusterUnloadTheTopic(t *testing.T) {
@@ -520,7 +545,7 @@ func TestTheLeaderCountsWhatRunsAndWhatItEnded(t *testing.T) {
 		if have := numbers(t, c, "pointsman_switches"); len(have) != 0 {
 			t.Errorf("a proxy that does not lead counts %v", have)
 		}
-		w.topic.failures["differs"] = 2
+		w.topic.failures["differs"], w.topic.failures["differs later"] = 2, 1
 		w.request("sw-1")
 		other := switching.Record{ID: "sw-2", Rev: 1, Attempt: 1, Topic: base + "-2", From: "a", To: "b", Mode: switching.ModePlanned, State: switching.StateRequested, Wish: switching.WishPause, Epoch: 1, Started: time.Now()}
 		if err := w.st.PutSwitch(t.Context(), other); err != nil {
@@ -548,7 +573,7 @@ func TestTheLeaderCountsWhatRunsAndWhatItEnded(t *testing.T) {
 		if have, want := numbers(t, c, "pointsman_switch_carried_entries_total"), map[string]float64{"in_hand": 3, "repeated": 1, "missing": 0}; !maps.Equal(have, want) {
 			t.Errorf("not carried exactly: %v, want %v", have, want)
 		}
-		if have, want := numbers(t, c, "pointsman_switch_carry_differences_total"), map[string]float64{"fence": 2}; !maps.Equal(have, want) {
+		if have, want := numbers(t, c, "pointsman_switch_carry_differences_total"), map[string]float64{"fence": 2, "after_flip": 1}; !maps.Equal(have, want) {
 			t.Errorf("looks that found differences: %v, want %v", have, want)
 		}
 	})

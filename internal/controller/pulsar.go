@@ -21,11 +21,16 @@ type pulsarTopic struct {
 	partitions int
 	names      []string // of the partitions
 	pairs      []*pulsaradmin.Pair
-	plans      [][]pulsaradmin.Plan // of the last Carry, by partition
+	plans      [][]pulsaradmin.Plan       // of the last Carry, by partition
+	stood      [][]pulsaradmin.Difference // of the last ReadBack, by partition; nil in a leader that has come after it
 }
 
-// verifyEntries is how many of the last messages of each partition are looked for on the new cluster after the flip.
-const verifyEntries = 100
+const (
+	// verifyEntries is how many of the last messages of each partition are looked for on the new cluster after the flip.
+	verifyEntries = 100
+	// laterTimeout bounds the look at the subscriptions after the flip; the rest of the step is for the messages.
+	laterTimeout = stepTimeout / 4
+)
 
 // OpenPulsar is a Config.Open for Pulsar clusters: clients has one for each cluster that has an admin address.
 func OpenPulsar(clients map[string]*pulsaradmin.Client) func(context.Context, switching.Record) (Topic, error) {
@@ -245,16 +250,48 @@ func carriedOf(p pulsaradmin.Plan) switching.Carried {
 
 // ReadBack compares the subscriptions of the new cluster with the plans of the last Carry.
 func (t *pulsarTopic) ReadBack(ctx context.Context) (string, error) {
-	found := make([]string, len(t.names))
+	found, stood := make([]string, len(t.names)), make([][]pulsaradmin.Difference, len(t.names))
 	err := t.each(func(i int) error {
 		differences, err := t.pairs[i].ReadBack(ctx, t.plans[i])
+		stood[i] = differences
 		if text := pulsaradmin.Differences(differences); text != "" {
 			found[i] = t.names[i] + ": " + text
 		}
 		return err
 	})
+	t.stood = stood
 	found = slices.DeleteFunc(found, func(s string) bool { return s == "" })
 	return strings.Join(found, "; "), err
+}
+
+// later looks at the subscriptions once more, when clients use them, and adds to v what it has found.
+func (t *pulsarTopic) later(ctx context.Context, v *Verified) error {
+	if t.stood == nil {
+		return errors.New("the proxy that has carried them does not drive the switch any more")
+	}
+	ctx, cancel := context.WithTimeout(ctx, laterTimeout)
+	defer cancel()
+	found := make([][]pulsaradmin.Difference, len(t.names))
+	err := t.each(func(i int) (err error) {
+		found[i], err = t.pairs[i].Later(ctx, t.stood[i])
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	var wrong []string
+	for i, plans := range t.plans {
+		for k, plan := range plans {
+			c, d := carriedOf(plan), found[i][k]
+			c.After = &switching.After{Backlog: d.Backlog, Difference: d.Backlog - d.Forecast}
+			v.Carried = append(v.Carried, c)
+		}
+		if text := pulsaradmin.Differences(found[i]); text != "" {
+			wrong = append(wrong, t.names[i]+": "+text)
+		}
+	}
+	v.Differences = strings.Join(wrong, "; ")
+	return nil
 }
 
 // Since looks for messages of clients behind tail.
@@ -296,9 +333,10 @@ func (t *pulsarTopic) writer(ctx context.Context, topic, name string) string {
 	return fmt.Sprintf("producer %q", name)
 }
 
-// Verify looks for the last messages of the old cluster on the new one.
+// Verify looks at the subscriptions of the new cluster, and then for the last messages of the old cluster there.
 func (t *pulsarTopic) Verify(ctx context.Context, tail string) (Verified, error) {
 	v := Verified{Tail: map[string]string{}, First: map[string]string{}}
+	later := t.later(ctx, &v)
 	last, err := t.positions(tail)
 	if err != nil {
 		return v, err
@@ -323,6 +361,14 @@ func (t *pulsarTopic) Verify(ctx context.Context, tail string) (Verified, error)
 	v.Text = fmt.Sprintf("the last %d messages of the old cluster were looked for on the new one: all are there, in order", compared)
 	if v.Wrong != "" {
 		v.Text = v.Wrong
+	}
+	switch {
+	case later != nil:
+		v.Text += "; its subscriptions were not looked at after the flip: " + later.Error()
+	case v.Differences != "":
+		v.Text += "; " + v.Differences
+	default:
+		v.Text += fmt.Sprintf("; no backlog of %s is larger than was carried", count(len(v.Carried), "subscription"))
 	}
 	return v, err
 }

@@ -14,6 +14,7 @@ import (
 
 	"pointsman/core/switching"
 	"pointsman/internal/pulsaradmin"
+	"pointsman/internal/testkit"
 )
 
 // paths are what a cluster was asked.
@@ -109,5 +110,79 @@ func TestTheEndsOfPartitionsAreKeptByName(t *testing.T) {
 	topic.names = topic.names[:1]
 	if _, err := topic.positions(tailText(ends)); !errors.Is(err, ErrHopeless) {
 		t.Errorf("of two partitions, now there is one: %v", err)
+	}
+}
+
+// Promise 3: what the subscriptions have left when clients use them is held against what was carried; a proxy that has not carried them says so, and compares the tails all the same.
+func TestTheVerificationHoldsTheSubscriptionsAgainstThePlan(t *testing.T) {
+	w := newDrainWorld(t, 0)
+	w.b.CreateTopic(base, 0)
+	replication := testkit.Replicate(w.a, w.b, testkit.ReplicationOptions{})
+	t.Cleanup(replication.Close)
+	const messages = 40
+	for i := range uint64(messages) {
+		w.a.Publish(base, "p", i, fmt.Append(nil, i))
+	}
+	w.a.Acknowledge(base, "holes", func(n int) bool { return n < 10 || n%3 == 0 })
+	w.a.Acknowledge(base, "all", func(int) bool { return true })
+	w.a.Acknowledge(base, "lost", func(n int) bool { return n < 30 })
+	rec := switching.Record{ID: "sw-1", Topic: base, From: "a", To: "b", Mode: switching.ModePlanned}
+	open := func() (Topic, string) {
+		topic, err := OpenPulsar(w.c.cfg.Clients)(t.Context(), rec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(topic.Close)
+		tail, err := topic.Tail(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return topic, tail
+	}
+	topic, tail := open()
+	if err := w.a.Await(t.Context(), "everything to be replicated", func() bool {
+		missing, err := topic.Replicated(t.Context(), tail)
+		return err == nil && missing == ""
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := topic.Carry(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if wrong, err := topic.ReadBack(t.Context()); err != nil || wrong != "" {
+		t.Fatalf("%s, %v", wrong, err)
+	}
+	verify := func(topic Topic) Verified {
+		v, err := topic.Verify(t.Context(), tail)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return v
+	}
+	w.b.Acknowledge(base, "holes", func(int) bool { return true })
+	w.b.Publish(base, "q", 0, []byte("new"))
+	v := verify(topic)
+	after := map[string]switching.After{}
+	for _, c := range v.Carried {
+		after[c.Subscription] = *c.After
+	}
+	if want := map[string]switching.After{"all": {Backlog: 1}, "holes": {Backlog: 1, Difference: -20}, "lost": {Backlog: 11}}; !maps.Equal(after, want) {
+		t.Errorf("found %+v, want %+v", after, want)
+	}
+	if v.Wrong != "" || v.Differences != "" || !strings.HasSuffix(v.Text, "all are there, in order; no backlog of 3 subscriptions is larger than was carried") {
+		t.Errorf("%+v", v)
+	}
+	first := w.b.Messages(base)[0]
+	answer, err := http.Post(w.b.Web()+"/admin/v2/persistent/acme/orders/created/subscription/lost/resetcursor", "application/json",
+		strings.NewReader(fmt.Sprintf(`{"ledgerId":%d,"entryId":%d,"partitionIndex":-1}`, first.Ledger, first.Entry)))
+	if err != nil || answer.Body.Close() != nil || answer.StatusCode != http.StatusNoContent {
+		t.Fatal(answer, err)
+	}
+	if v = verify(topic); !strings.Contains(v.Differences, "subscription lost: cluster b counts a backlog of 41 entries") || !strings.HasSuffix(v.Text, v.Differences) || v.Wrong != "" {
+		t.Errorf("%+v", v)
+	}
+	late, _ := open()
+	if v = verify(late); v.Carried != nil || v.Differences != "" || !strings.Contains(v.Text, "all are there, in order; its subscriptions were not looked at after the flip: the proxy that has carried them") {
+		t.Errorf("%+v", v)
 	}
 }

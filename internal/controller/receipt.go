@@ -158,7 +158,7 @@ var (
 	descEnded   = prometheus.NewDesc("pointsman_switches_ended_total", "Switches in mode planned or drain that ended while this proxy drove them, by state.", []string{"state"}, nil)
 	descCarried = prometheus.NewDesc("pointsman_switch_subscriptions_total", "Subscriptions of a partition that switches have carried which this proxy drove to their end, by how messages were recognised on the new cluster.", []string{"by"}, nil)
 	descInexact = prometheus.NewDesc("pointsman_switch_carried_entries_total", "What was not carried exactly by switches that this proxy drove to their end. in_hand: messages that consumers had and did not acknowledge, which may come again; repeated: acknowledged entries that come again; missing: entries without a copy that are not acknowledged, for which the switch was aborted.", []string{"what"}, nil)
-	descDiffers = prometheus.NewDesc("pointsman_switch_carry_differences_total", "Times that this proxy has found subscriptions of the new cluster not as they were to be carried: in the fence, where it carries them again.", []string{"when"}, nil)
+	descDiffers = prometheus.NewDesc("pointsman_switch_carry_differences_total", "Times that this proxy has found subscriptions of the new cluster not as they were to be carried: in the fence, where it carries them again, or after_flip, with more to deliver.", []string{"when"}, nil)
 	descHold    = prometheus.NewDesc("pointsman_switch_hold_seconds", "How long topics were fenced in switches that this proxy has driven to the new cluster.", nil, nil)
 )
 
@@ -167,7 +167,7 @@ var (
 	runStates    = [...]switching.State{switching.StateRequested, switching.StatePrepared, switching.StateFenced, switching.StateEvicting, switching.StateDraining}
 	carryWays    = [...]pulsaradmin.How{pulsaradmin.AtEnd, pulsaradmin.ByOrigin, pulsaradmin.ByProducer, pulsaradmin.ByTime, pulsaradmin.NotThere}
 	inexactKinds = [...]string{"in_hand", "repeated", "missing"}
-	differTimes  = [...]string{"fence"}
+	differTimes  = [...]string{"fence", "after_flip"}
 	endStates    = [...]switching.State{switching.StateDone, switching.StateIncomplete, switching.StateAborted, switching.StateReturned}
 )
 

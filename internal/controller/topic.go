@@ -24,7 +24,7 @@ type Topic interface {
 	ReadBack(ctx context.Context) (wrong string, err error)
 	// Since names who publishes on the old cluster, replicators left out, and what clients have published there after tail, read in this order.
 	Since(ctx context.Context, tail string) (foreign string, publishers []switching.Publisher, err error)
-	// Verify compares the tails of both clusters.
+	// Verify compares the tails of both clusters, and the subscriptions of the new one with what was carried.
 	Verify(ctx context.Context, tail string) (Verified, error)
 	Close()
 }
@@ -34,6 +34,9 @@ type Verified struct {
 	Tail, First map[string]string // by partition: the last position on the old cluster, and that of its copy
 	Text        string            // for the receipt
 	Wrong       string            // "" when all is as it should be
+	// Carried are the subscriptions with what was found of them; nil when that is not known. It may be there with an error. Differences is what is wrong with them.
+	Carried     []switching.Carried
+	Differences string
 }
 
 // ErrHopeless is matched by an error of a Topic that trying again does not mend.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"pointsman/core/route"
@@ -345,15 +346,22 @@ func (d *driver) onClusters(ctx context.Context, step switching.Step) (r switchi
 		if tail == "" { // another leader has drained it
 			tail = tailText(d.receipt().Tail)
 		}
-		if found, err = d.topic.Verify(ctx, tail); err == nil {
-			rc := d.receipt()
-			rc.Tail, rc.First, rc.Verified = found.Tail, found.First, found.Text
-			r.Why = found.Wrong
-			return r
-		}
 		// It is for the receipt only: the switch is done.
-		d.receipt().Verified = "not compared: " + err.Error()
-		return switching.Report{Answer: switching.OK, Why: "the tails of both clusters could not be compared: " + err.Error()}
+		found, err = d.topic.Verify(ctx, tail)
+		if found.Carried != nil {
+			d.carried(found.Carried)
+		}
+		if found.Differences != "" {
+			d.c.stats.differs[1].Add(1)
+		}
+		rc := d.receipt()
+		if err != nil {
+			rc.Verified = "not compared: " + err.Error()
+			found.Wrong = "the tails of both clusters could not be compared: " + err.Error()
+		} else {
+			rc.Tail, rc.First, rc.Verified = found.Tail, found.First, found.Text
+		}
+		return switching.Report{Why: strings.Join(slices.DeleteFunc([]string{found.Wrong, found.Differences}, func(s string) bool { return s == "" }), "; ")}
 	case switching.WorkDrained, switching.WorkReturnable, switching.WorkCopy:
 		r, err = d.onDrain(ctx, step)
 	default:

@@ -19,6 +19,8 @@ type Difference struct {
 	// Backlog is what the cluster counts, Forecast what the plan says of the log as it was just before, and Grown how many entries (markers, most of all)
 	// were written while the cluster counted: Backlog is from Forecast to Forecast + Grown.
 	Backlog, Forecast, Grown int64
+	// End is where the log ended when it had grown so far.
+	End Position
 	// Wrong says in words what is not as planned; "" when all is.
 	Wrong string
 }
@@ -221,7 +223,7 @@ func (p *Pair) ReadBack(ctx context.Context, plans []Plan) ([]Difference, error)
 	all := make([]Difference, len(plans))
 	err = each(len(plans), Parallel, func(i int) error {
 		plan, d := plans[i], &all[i]
-		*d = Difference{Subscription: plan.Subscription, Forecast: forecasts[i], Grown: p.to.in.Len() - before}
+		*d = Difference{Subscription: plan.Subscription, Forecast: forecasts[i], Grown: p.to.in.Len() - before, End: p.to.in.End()}
 		at := slices.IndexFunc(now.Subs, func(s Sub) bool { return s.Name == plan.Subscription })
 		if at < 0 {
 			d.Wrong = fmt.Sprintf("cluster %s does not have it", p.to.Cluster())
@@ -245,6 +247,31 @@ func (p *Pair) ReadBack(ctx context.Context, plans []Plan) ([]Difference, error)
 		return nil
 	})
 	return all, err
+}
+
+// Later holds the subscriptions of the new cluster, in use by now, against what ReadBack has read of them: Forecast is what the cluster would count if nobody had
+// acknowledged anything since. It counts less where somebody has, and more only where somebody has moved a subscription back.
+func (p *Pair) Later(ctx context.Context, before []Difference) ([]Difference, error) {
+	now, err := p.to.side.(target).Subscriptions(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := p.to.load(ctx); err != nil { // afterwards: what was counted is in the log
+		return nil, err
+	}
+	log := &p.to.in.Log
+	all := make([]Difference, len(before))
+	for i, b := range before {
+		d := Difference{Subscription: b.Subscription, Forecast: b.Forecast + b.Grown + log.Len() - log.Index(b.End)}
+		if at := slices.IndexFunc(now.Subs, func(s Sub) bool { return s.Name == d.Subscription }); at < 0 {
+			d.Wrong = fmt.Sprintf("cluster %s does not have it any more", p.to.Cluster())
+		} else if d.Backlog = now.Subs[at].Backlog; d.Backlog > d.Forecast {
+			d.Wrong = fmt.Sprintf("cluster %s counts a backlog of %d entries after the flip, %d more than if nobody had acknowledged anything: unless a client has sought back, they come again",
+				p.to.Cluster(), d.Backlog, d.Backlog-d.Forecast)
+		}
+		all[i] = d
+	}
+	return all, nil
 }
 
 // readAround reads the entries between a cursor and the plan's first position, when they are few: compare has to know markers.

@@ -888,3 +888,47 @@ func TestReadBackSaysWhatIsWrong(t *testing.T) {
 		}
 	}
 }
+
+// After the flip clients acknowledge and publish. That is told from a subscription that has lost what was acknowledged.
+func TestTheSubscriptionsAreLookedAtOnceMoreWhenTheyAreInUse(t *testing.T) {
+	var b *fakeTopic
+	var p *Pair
+	var before []Difference
+	carried := func() {
+		var a *fakeTopic
+		a, b = history(20)
+		sub(a, "s", 10, 12, 13)
+		p = newPair("persistent://acme/geo/t", a, b)
+		plans := ok[[]Plan](t)(p.Plans(t.Context()))
+		if err := p.Apply(t.Context(), plans); err != nil {
+			t.Fatal(err)
+		}
+		before = ok[[]Difference](t)(p.ReadBack(t.Context(), plans))
+	}
+	look := func(name string, backlog, forecast int64, wrong string) {
+		t.Helper()
+		d := ok[[]Difference](t)(p.Later(t.Context(), before))[0]
+		if d.Backlog != backlog || d.Forecast != forecast || !strings.Contains(d.Wrong, wrong) || (d.Wrong == "") != (wrong == "") {
+			t.Errorf("%s: %+v; want a backlog of %d of %d entries, and %q", name, d, backlog, forecast, wrong)
+		}
+	}
+	carried()
+	look("nothing has happened", 8, 8, "")
+	for i := range 5 {
+		b.append(message("q", i))
+	}
+	look("published", 13, 13, "")
+	b.roll()
+	b.append(message("q", 5))
+	b.cursors["s"] = Cursor{MarkDelete: b.entries[17].Position}
+	look("acknowledged", 8, 14, "")
+	b.trim(b.last)
+	look("acknowledged, and the ledger removed", 1, 9, "")
+
+	carried()
+	sub(b, "s", 10)
+	b.append(message("q", 0))
+	look("holes lost", 11, 9, "2 more than if nobody had acknowledged anything")
+	delete(b.subs, "s")
+	look("unsubscribed", 0, 9, "cluster b does not have it any more")
+}
