@@ -21,7 +21,8 @@ one must be back. Copies are known by their source position or, where brokers do
 changed: where replication goes on, it brings the messages by itself, and they drop out of the list.
 
 A summary comes first: how much is missing of each partition, and whether replication is bringing it. Of a partition with more than 100,000 entries behind
-the last copy, "at least" so many of at most so many. Then the oldest messages; --after goes on behind them, as the last line says.
+the last copy, "at least" so many of at most so many. Then the oldest messages; --after goes on behind them, as the last line says. One page looks at
+10,000 topics, and for 40 seconds; it says how many it has left to those behind it, and a summary that has left some counts less than there may be.
 
 ` + exitHelp,
 		Example: `  pointsman switch salvage fo-20260102-030405-678
@@ -85,6 +86,9 @@ func writeSalvage(w io.Writer, id string, s switching.Salvage, first bool) {
 	}
 	for _, u := range s.Unread {
 		fmt.Fprintln(w, "NOT LOOKED AT:", u)
+	}
+	if s.Left > 0 {
+		fmt.Fprintf(w, "left to the next page: %s\n", plural(s.Left, "topic"))
 	}
 	if s.Next != "" {
 		fmt.Fprintf(w, "go on with: pointsman switch salvage %s --after '%s'\n", id, s.Next)

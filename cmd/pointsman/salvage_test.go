@@ -30,6 +30,7 @@ func TestASalvageReadsAsDocumented(t *testing.T) {
 		{false, switching.Salvage{From: "a", To: "b", Missing: 1, Listed: 1, Topics: []switching.SalvageTopic{{Topic: many, Missing: 1, Messages: []switching.SalvageMessage{message(4)}}}}},
 		{true, switching.Salvage{From: "a", To: "b", Topics: []switching.SalvageTopic{{Topic: whole}, {Topic: one}}}},
 		{false, switching.Salvage{From: "a", To: "b"}},
+		{true, switching.Salvage{From: "a", To: "b", AtLeast: true, Left: 2_000, Next: one + "@-1:-1", Topics: []switching.SalvageTopic{{Topic: one}}}},
 	} {
 		writeSalvage(&b, "fo-20260102-030405-678", page.s, page.first)
 		b.WriteString("\n")

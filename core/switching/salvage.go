@@ -32,6 +32,8 @@ type Salvage struct {
 	Listed  int   `json:"listed"`
 	// Next is what to ask for the messages after these: `after` of the query; "" when there are none.
 	Next string `json:"next,omitempty"`
+	// Left is how many topics this answer has not looked at: those behind Next.
+	Left int `json:"left,omitempty"`
 	// Unread are topics that could not be looked at, each with the reason; at most MaxFailoverNames of them.
 	Unread []string  `json:"unread,omitempty"`
 	At     time.Time `json:"at"`

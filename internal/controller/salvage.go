@@ -23,7 +23,7 @@ const (
 	salvageApart = time.Second
 	// salvageTime is how long a page is looked for, well below the minute that the command line waits: what is left is for the next page.
 	salvageTime = 40 * time.Second
-	// maxSalvaged bounds the topics of one look.
+	// maxSalvaged bounds the topics of a page.
 	maxSalvaged = 10_000
 )
 
@@ -36,11 +36,12 @@ func Salvage(ctx context.Context, clients map[string]*pulsaradmin.Client, r swit
 			return switching.Salvage{}, fmt.Errorf("cluster %s %w; set clusters.%s.web_url", name, ErrNoAdmin, name)
 		}
 	}
+	until := time.Now().Add(salvageTime)
 	topics, err := salvageTopics(ctx, from, r)
 	if err != nil {
 		return switching.Salvage{}, err
 	}
-	return salvagePage(ctx, time.Now().Add(salvageTime), r, topics, salvor{
+	return salvagePage(ctx, until, r, topics, salvor{
 		partitions: from.Partitions,
 		look: func(ctx context.Context, topic string, page pulsaradmin.Page) (looked, error) {
 			return salvageOne(ctx, topic, from, to, page)
@@ -98,7 +99,7 @@ func (c *salvageCursor) behind(base string, partition int) (after pulsaradmin.Po
 }
 
 // salvagePage puts a page together, in the order of the topics (base names, sorted) and of their partitions. The first page looks at all, several at a time; those behind it at one
-// after the other, until they are full. After until no more topics are begun.
+// after the other, until they are full. After until no more topics are begun, and no more than maxSalvaged.
 func salvagePage(ctx context.Context, until time.Time, r switching.SalvageRequest, topics []string, on salvor) (switching.Salvage, error) {
 	cursor, err := parseSalvageCursor(r.After)
 	if err != nil {
@@ -107,7 +108,7 @@ func salvagePage(ctx context.Context, until time.Time, r switching.SalvageReques
 	p := &salvaging{on: on, limit: r.Limit, first: r.After == "", cursor: cursor, topics: topics[sort.SearchStrings(topics, cursor.base):]}
 	p.found = make([][]looked, len(p.topics))
 	// The topic of the cursor may be done with: another one each time, at least.
-	late := func(i int) bool { return i > 1 && time.Now().After(until) }
+	late := func(i int) bool { return i > 1 && (i >= maxSalvaged || time.Now().After(until)) }
 	begun := 0
 	if p.first {
 		var group sync.WaitGroup
@@ -240,7 +241,7 @@ func (p *salvaging) assemble(s *switching.Salvage, begun int, last string) {
 			s.Topics = append(s.Topics, t)
 		}
 	}
-	if begun < len(p.topics) {
+	if s.Left = len(p.topics) - begun; s.Left > 0 {
 		s.AtLeast = s.AtLeast || p.first
 		s.Next = cmp.Or(s.Next, last)
 	}
@@ -284,11 +285,7 @@ func salvageTopics(ctx context.Context, from *pulsaradmin.Client, r switching.Sa
 		}
 	}
 	slices.Sort(topics)
-	topics = slices.DeleteFunc(slices.Compact(topics), func(base string) bool { return !r.Decided(base) })
-	if len(topics) > maxSalvaged {
-		return nil, fmt.Errorf("%d topics are more than the %d that are looked at at once: look at single switches of the failover (`pointsman switch list`)", len(topics), maxSalvaged)
-	}
-	return topics, nil
+	return slices.DeleteFunc(slices.Compact(topics), func(base string) bool { return !r.Decided(base) }), nil
 }
 
 func salvageOne(ctx context.Context, topic string, from, to *pulsaradmin.Client, page pulsaradmin.Page) (looked, error) {

@@ -2,6 +2,7 @@ package controller
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -105,5 +106,47 @@ func TestPagesOfASalvageListEachMessageOnce(t *testing.T) {
 		if _, err := salvagePage(t.Context(), until, switching.SalvageRequest{Limit: 5, After: bad}, topics, lostOf(missing, 1000, &looks)); !errors.Is(err, switching.ErrSalvageCursor) {
 			t.Errorf("after %q: %v", bad, err)
 		}
+	}
+}
+
+// A rule may have decided any number of topics: a page looks at so many of them, and says how many are left to those behind it.
+func TestASalvageOfMoreTopicsThanAPageLooksAtGoesOnBehindIt(t *testing.T) {
+	const count = 2*maxSalvaged + 500
+	names, missing := make([]string, count), map[string]int64{}
+	for i := range names {
+		names[i] = fmt.Sprintf("persistent://acme/many/t%05d", i)
+		if i%1_000 == 999 {
+			missing[names[i]] = 2
+		}
+	}
+	listing, err := json.Marshal(names)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := serveAnswers(t, map[string]string{"GET /admin/v2/persistent/acme/many": string(listing)})
+	from := pulsaradmin.New(pulsaradmin.Config{Cluster: "a", WebURLs: []string{a.URL}})
+	topics, err := salvageTopics(t.Context(), from, switching.SalvageRequest{Scopes: []string{"acme/many"}, Decided: func(string) bool { return true }})
+	if err != nil || !slices.Equal(topics, names) {
+		t.Fatalf("%d topics, %v", len(topics), err)
+	}
+	var got, left []int64
+	after := ""
+	for {
+		var looks atomic.Int64
+		s, err := salvagePage(t.Context(), time.Now().Add(time.Hour), switching.SalvageRequest{From: "a", To: "b", Limit: 100, After: after}, topics, lostOf(missing, 1000, &looks))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if looks.Load() > maxSalvaged {
+			t.Errorf("%d partitions were looked at for one page", looks.Load())
+		}
+		got, left = append(got, int64(s.Listed)), append(left, int64(s.Left))
+		if after = s.Next; after == "" {
+			break
+		}
+	}
+	// The topic of the cursor is looked at again by the page behind it.
+	if want := []int64{count - maxSalvaged, count - 2*maxSalvaged + 1, 0}; !slices.Equal(left, want) || !slices.Equal(got, []int64{20, 18, 2}) {
+		t.Errorf("pages list %v and leave %v topics, want %v", got, left, want)
 	}
 }
