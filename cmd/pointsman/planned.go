@@ -168,6 +168,7 @@ func (c *cli) switchReverse() *cobra.Command {
 		Long: `Move the topics of a switch that is done back to where they came from: a new planned switch in the other direction, with a preflight before it.
 Refused when a topic has moved on since. Of a namespace, topics that the batch has not moved stay where they are, with a warning.
 A failover goes back as a batch: one of topics, or of one namespace; for one of several rules the error says the commands.
+Topics of which it has only ended a drain stay.
 
 A switch that drains is taken back instead, as long as every subscription reads the old cluster ("switch pause" keeps them there; one that is caught up leaves
 after about a second) and no other one has had a message on the new one: what was published there is copied behind what the old cluster has, and then the topic is
