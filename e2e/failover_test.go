@@ -21,11 +21,12 @@ import (
 // inFlight is how many messages may have been stored without a receipt when a cluster is killed.
 const inFlight = 100
 
-// failoverLimit is how long the whole test may take; most of it are three starts of a cluster.
-const failoverLimit = 5 * time.Minute
+// failoverLimit is how long the whole test may take; most of it are four starts of a cluster.
+const failoverLimit = 7 * time.Minute
 
 // SW-18: a cluster is killed under load, with messages that were not replicated. Its topic goes on at the other cluster, without a call to the dead one; when that returns
-// nothing goes back, what the other one lacks is listed exactly, and drops out of the list as replication brings it. Then it does not die, but hangs.
+// nothing goes back, what the other one lacks is listed exactly, and drops out of the list as replication brings it. Then it does not die, but hangs. In the end it is killed
+// once more, and nobody orders anything.
 func TestATopicLeavesAClusterThatIsDead(t *testing.T) {
 	t.Parallel()
 	ctx := limited(t, failoverLimit)
@@ -51,9 +52,7 @@ func TestATopicLeavesAClusterThatIsDead(t *testing.T) {
 	a, b := clusters[0], clusters[1]
 	tenant := "failover" + runID
 	must(t, rig.Introduce(ctx, tenant, a, b))
-	config := strings.Replace(rig.ConfigOf("failover-"+runID, a, b), "  "+a.Name+":\n", fmt.Sprintf("  %s:\n    failover: { to: %s, after: 3s }\n", a.Name, b.Name), 1) +
-		"health: { interval: 1s, timeout: 2s, failures: 3, over: 3s, sample_interval: 5s }\n"
-	proxies := pairOf(t, "failover", config)
+	proxies := pairOf(t, "failover", failoverConfig("failover-"+runID, a, b, ""))
 	leader := proxies[0]
 	all := []victim{startVictim(t, Go, proxies[1], tenant+"/geo")}
 	for _, client := range artifacts.Clients {
@@ -157,6 +156,13 @@ func TestATopicLeavesAClusterThatIsDead(t *testing.T) {
 		v.end(t, b, "cluster killed with messages not replicated; it returns, replication brings them", silent)
 	}
 	hangs(t, proxies, a, b, tenant+"/geo")
+	byItself(t, a, b, tenant+"/geo")
+}
+
+// failoverConfig is for proxies that soon find cluster a dead, and know that its topics go to b; more is what else they do.
+func failoverConfig(chroot string, a, b *Cluster, more string) string {
+	return strings.Replace(rig.ConfigOf(chroot, a, b), "  "+a.Name+":\n", fmt.Sprintf("  %s:\n    failover: { to: %s, after: 3s%s }\n", a.Name, b.Name, more), 1) +
+		"health: { interval: 1s, timeout: 2s, failures: 3, over: 3s, sample_interval: 5s }\n"
 }
 
 // victim is traffic on a topic whose cluster dies.
@@ -255,6 +261,51 @@ func hangs(t *testing.T, proxies [2]*Pointsman, a, b *Cluster, namespace string)
 		return found.Missing == 0 && len(found.Topics) == 1, err
 	}))
 	v.end(t, b, "cluster stopped in mid-traffic, hanging; it goes on, replication brings what is missing", silent)
+}
+
+// byItself has cluster a killed where its failover is automatic: the leader moves what is mapped to it, once, and nothing moves back when it returns.
+func byItself(t *testing.T, a, b *Cluster, namespace string) {
+	t.Helper()
+	ctx := limited(t, 3*time.Minute)
+	proxies := pairOf(t, "automatic", failoverConfig("automatic-"+runID, a, b, ", automatic: true"))
+	v := startVictim(t, Go, proxies[1], namespace)
+	awaitTopic(t, b, v.topic)
+	var list struct {
+		Failovers []struct {
+			ID        string `json:"id"`
+			State     string `json:"state"`
+			Automatic bool   `json:"automatic"`
+		} `json:"failovers"`
+	}
+	must(t, rig.KillLone(a))
+	killed, silent := time.Now(), nowMillis()
+	must(t, WaitUntil(limited(t, 60*time.Second), "a failover that nobody has ordered to be over", func() (bool, error) {
+		err := proxies[0].CLI(ctx, &list, "switch", "list")
+		return len(list.Failovers) == 1 && switching.FailoverState(list.Failovers[0].State).Over(), err
+	}))
+	order := list.Failovers[0]
+	t.Logf("moved by itself %.1f s after the kill", time.Since(killed).Seconds())
+	if order.State != string(switching.FailoverDone) || !order.Automatic {
+		var status any
+		_ = proxies[0].CLI(ctx, &status, "switch", "status", order.ID)
+		t.Fatalf("the automatic failover: %+v; %v", order, status)
+	}
+	wantCluster(t, proxies[0], v.topic, b)
+	flipped := nowMillis()
+	await(t, v.driver, "receipts of the other cluster", func(r Record) bool { return r.Acks.Len() > 0 && r.Acks.At(r.Acks.Len()-1).T > flipped+1000 })
+
+	must(t, rig.RunLone(ctx, a))
+	var found switching.Salvage
+	must(t, WaitUntil(limited(t, 60*time.Second), "replication to bring what is missing", func() (bool, error) {
+		err := proxies[0].CLI(ctx, &found, "switch", "salvage", order.ID)
+		return found.Missing == 0, err
+	}))
+	awaitProposals(t, proxies[0], 0)
+	wantCluster(t, proxies[0], v.topic, b)
+	if err := proxies[0].CLI(ctx, &list, "switch", "list"); err != nil || len(list.Failovers) != 1 {
+		t.Errorf("the cluster is back: %+v, %v; want the one failover", list.Failovers, err)
+	}
+	v.end(t, b, "cluster killed, its failover automatic; it returns, replication brings what is missing", silent)
 }
 
 // awaitProposals waits until so many failovers are proposed.
