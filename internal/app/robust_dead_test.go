@@ -100,3 +100,29 @@ func TestAClusterThatHangsIsLeftAtOnce(t *testing.T) {
 		t.Errorf("%v connections count as left for dead, want 2", n)
 	}
 }
+
+// A refusal is an answer: with a MetadataError a healthy cluster says that it lacks the namespace of the question, and such a cluster must not be thought dead. ServiceNotReady is none.
+func TestAClusterThatRefusesIsUpAndOneThatIsNotReadyIsDown(t *testing.T) {
+	r := newRig(t, testkit.Options{}, func(c *config.Config) {
+		quick := config.Duration(50 * time.Millisecond)
+		c.Health.Interval, c.Health.Timeout, c.Health.Over, c.Health.Failures = quick, config.Duration(200*time.Millisecond), quick, 2
+	})
+	asked := func() int { return len(r.a.Commands(codec.TypeLookup)) }
+	health := func() string {
+		c, err := r.admin.Clusters(t.Context())
+		if err != nil || len(c.Clusters) != 2 {
+			t.Fatalf("clusters = %+v, %v", c, err)
+		}
+		return c.Clusters[0].Health
+	}
+	r.await(t, "the cluster to be up", func() bool { return health() == "up" })
+	remove := r.a.Handle(codec.TypeLookup, testkit.Refuse(codec.ErrorMetadata, "Namespace not found"))
+	many := asked() + 20
+	r.await(t, "twenty questions more", func() bool { return asked() >= many })
+	if h := health(); h != "up" {
+		t.Errorf("a cluster that refuses is %s", h)
+	}
+	remove()
+	r.a.Handle(codec.TypeLookup, testkit.Refuse(codec.ErrorServiceNotReady, "no metadata store"))
+	r.await(t, "the cluster to be down", func() bool { return health() == admin.HealthDown })
+}
