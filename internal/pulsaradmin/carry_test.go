@@ -734,6 +734,12 @@ func TestTailsAreCompared(t *testing.T) {
 	if r := tails(); r.Compared != 20 || r.String() != "" || r.First != pos("3:580") || r.Last != pos("3:599") {
 		t.Errorf("report %+v of equal tails", r)
 	}
+	kept := b.entries
+	b.entries = nil
+	if r := tails(); len(r.Missing) != 20 || !strings.Contains(r.String(), "of the last 20 messages that were looked for none has a copy any more") {
+		t.Errorf("report %q of a tail that was removed", r)
+	}
+	b.entries = kept
 	a.sent = 100 // the replicator begins anew, and the broker finds the second copies by their time
 	settle(a, b)
 	if r := tails(); r.Compared != 20 || r.String() != "" || r.First != pos("3:580") {

@@ -72,6 +72,8 @@ func (p *Pair) CompareTails(ctx context.Context, last Position, n int64) (TailRe
 // String says what is wrong; "" when nothing is.
 func (r TailReport) String() string {
 	switch {
+	case len(r.Missing) > 0 && r.First == NoPosition: // a quiet topic's log, most likely: what is not acknowledged was looked for before the flip
+		return fmt.Sprintf("%s: of the last %d messages that were looked for none has a copy any more: the new cluster removes what nobody there has subscribed to, unless a retention keeps it", r.Topic, r.Compared)
 	case len(r.Missing) > 0:
 		e := r.Missing[0]
 		return fmt.Sprintf("%s: %d of the last %d messages have no copy; the first is at %v (producer %q, sequence id %d)", r.Topic, len(r.Missing), r.Compared, e.Position, e.Producer, e.Sequence)
