@@ -121,7 +121,7 @@ func writeBatch(w io.Writer, st admin.SwitchStatus) {
 	fmt.Fprintf(w, "plan: waves end at %s; %d at once, pace %s; blocked topics: %s\n", orDash(strings.Join(ends, ", ")), l.Parallel, pace, l.OnBlocked)
 	fmt.Fprintf(w, "gates: failed above %g%%, hold above %s, backlog above %s\n", l.MaxFailed*100, limitText(l.MaxHoldMillis, " ms"), limitText(float64(l.MaxBacklog), " entries"))
 	switch {
-	case b.Rule > 0:
+	case b.Ruled:
 		fmt.Fprintf(w, "namespace %s is one rule now, epoch %d, in place of %s\n", b.Namespace, b.Rule, pluralOf(int64(b.Removed), "entry", "entries"))
 	case b.Namespace != "":
 		when := "when all have moved"

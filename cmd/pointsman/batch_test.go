@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"pointsman/core/switching"
+	"pointsman/internal/admin"
 	"pointsman/internal/admin/admintest"
 	"pointsman/internal/controller"
 	"pointsman/internal/golden"
@@ -142,4 +143,13 @@ func TestTheProgressOfABatchIsOneLine(t *testing.T) {
 	f(b, "draining: 997 of 1000 moved, 40 of them still drain, 3 failed; hold p50 120 ms, p99 310 ms")
 	b.State, b.Count = switching.BatchDone, switching.BatchCount{Total: 1, Moved: 1}
 	f(b, "done: 1 of 1 moved; hold p50 120 ms, p99 310 ms")
+}
+
+// Where the rules named the cluster before, a namespace's rule has the epoch of those, which may be 0.
+func TestARuleOfEpochZeroIsToldOf(t *testing.T) {
+	var b strings.Builder
+	writeBatch(&b, admin.SwitchStatus{ID: "sw-1", Batch: &switching.Batch{ID: "sw-1", Namespace: "acme/orders", State: switching.BatchDone, Ruled: true, Removed: 6}})
+	if want := "namespace acme/orders is one rule now, epoch 0, in place of 6 entries\n"; !strings.Contains(b.String(), want) {
+		t.Errorf("%q is not in %s", want, b.String())
+	}
 }

@@ -142,7 +142,8 @@ type Batch struct {
 	Moving time.Time `json:"moving,omitzero"`
 	Ended  time.Time `json:"ended,omitzero"`
 	Note   string    `json:"note,omitempty"`
-	// Rule is the epoch of the namespace's rule, once that is written; Removed how many entries it has replaced.
+	// Ruled tells that the namespace's rule is written; Rule is its epoch, Removed how many entries it has replaced.
+	Ruled   bool   `json:"ruled,omitempty"`
 	Rule    uint64 `json:"rule_epoch,omitempty"`
 	Removed int    `json:"removed,omitempty"`
 }

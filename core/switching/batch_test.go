@@ -475,7 +475,7 @@ func TestANamespaceHasItsRuleOnceNothingIsLeftOnTheOldCluster(t *testing.T) {
 	r.rounds = [][]string{{"persistent://acme/orders/new1"}, {"persistent://acme/orders/new2", "persistent://acme/orders/new3"}}
 	r.drive()
 	r.expect(BatchDone, "", 13, 0, 0)
-	if b := r.r.Batch(r.now); b.Rule != 7 || b.Removed != 3 || b.Count.Total != 13 {
+	if b := r.r.Batch(r.now); !b.Ruled || b.Rule != 7 || b.Removed != 3 || b.Count.Total != 13 {
 		t.Errorf("%+v", b)
 	}
 	r = newRun(t, 10, func(b *Batch) { b.Namespace = "acme/orders" })

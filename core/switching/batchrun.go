@@ -290,7 +290,7 @@ func (r *BatchRun) Found(now time.Time, topics []BatchItem) {
 // Ruled reports that the rule of the namespace is written, at that epoch, in place of so many entries; note is what was found afterwards.
 func (r *BatchRun) Ruled(now time.Time, epoch uint64, removed int, note string) {
 	r.ruling = false
-	r.b.Rule, r.b.Removed, r.b.Note = epoch, r.b.Removed+removed, note
+	r.b.Ruled, r.b.Rule, r.b.Removed, r.b.Note = true, epoch, r.b.Removed+removed, note
 	r.end(now, BatchDone)
 }
 
@@ -479,7 +479,7 @@ func (r *BatchRun) finish(now time.Time) BatchStep {
 			r.b.Note = r.hint()
 		}
 		return r.end(now, BatchIncomplete)
-	case r.b.Namespace != "" && r.b.Rule == 0:
+	case r.b.Namespace != "" && !r.b.Ruled:
 		r.b.State, r.written = BatchRuling, false
 		return BatchStep{Do: BatchWrite}
 	case c.Troubled > 0:

@@ -349,7 +349,7 @@ func (s *batchSim) save(l *simLeader, force bool) bool {
 // checkWrite is what must hold when a leader writes the record.
 func (s *batchSim) checkWrite(b Batch) {
 	was := s.stored
-	if was.Pause != nil && b.Pause == nil && b.Rule == 0 || was.Abort && !b.Abort && !b.State.Over() {
+	if was.Pause != nil && b.Pause == nil && !b.Ruled || was.Abort && !b.Abort && !b.State.Over() {
 		s.fail("pause: the batch was %s, and is %s without its operator", was.Shown(), b.Shown())
 	}
 	if !b.State.Over() {
@@ -562,7 +562,7 @@ func (s *batchSim) rule(l *simLeader, j *simJob, report func(func()) bool) bool 
 	}
 	s.note("ruled")
 	s.ruled = true
-	return report(func() { l.run.Ruled(s.now, 7, 1, "") })
+	return report(func() { l.run.Ruled(s.now, 0, 1, "") })
 }
 
 // progress is what becomes of a switch that is under way.

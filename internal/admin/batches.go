@@ -587,7 +587,7 @@ func (s *Server) reverseBatch(ctx context.Context, b switching.Batch, r *SwitchC
 	}
 	moved, faults, err := s.stillMoved(ctx, b)
 	var others []string
-	if err == nil && b.Rule > 0 {
+	if err == nil && b.Ruled {
 		moved, others, err = s.parted(ctx, b, moved)
 	}
 	var warnings []string
@@ -596,7 +596,7 @@ func (s *Server) reverseBatch(ctx context.Context, b switching.Batch, r *SwitchC
 		return nil, err
 	case len(faults) > 0:
 		return nil, &Error{Code: CodeConflict, Message: fmt.Sprintf("batch %s cannot be reversed: %s: %s", b.ID, faults[0].Name, faults[0].Problem), Remedy: "plan a new switch with `pointsman switch start`", Details: faults[:min(len(faults), maxDetails)]}
-	case b.Rule > 0 && len(others) == 0:
+	case b.Ruled && len(others) == 0:
 		req.Namespace = scopeName(b.Namespace)
 	case len(moved) == 0:
 		return nil, &Error{Code: CodeConflict, Message: fmt.Sprintf("no topic of batch %s has moved", b.ID), Remedy: "there is nothing to reverse"}
@@ -646,6 +646,9 @@ func (s *Server) stillMoved(ctx context.Context, b switching.Batch) (moved []str
 	if err != nil {
 		return nil, nil, err
 	}
+	// What follows the rule that the batch has written is as that has left it.
+	rule, ok := p.table.Rule(b.Namespace)
+	ruled := b.Ruled && ok && rule.Cluster == b.To && rule.Epoch == b.Rule
 	index := 0
 	for _, part := range parts {
 		for _, it := range part.Items {
@@ -659,7 +662,7 @@ func (s *Server) stillMoved(ctx context.Context, b switching.Batch) (moved []str
 				return nil, nil, err
 			}
 			d := p.table.Decide(t.topic, p.def)
-			if byRule := b.Rule > 0 && d.Source != route.SourceTopic && d.Epoch == b.Rule; d.Cluster != b.To || d.SwitchID != id && !byRule {
+			if byRule := ruled && d.Source != route.SourceTopic; d.Cluster != b.To || d.SwitchID != id && !byRule {
 				faults = append(faults, Detail{Name: it.Topic, Problem: fmt.Sprintf("is on %s at epoch %d by now, and not as the batch has left it", d.Cluster, d.Epoch)})
 				continue
 			}

@@ -386,6 +386,34 @@ func TestOptionsOfABatchMakeOneOrAreRefused(t *testing.T) {
 	})
 }
 
+// A part of a namespace goes there, comes back with all of it by a rule that is not above its epochs, and goes there again: nothing of that is taken for somebody else's move.
+func TestABatchWhoseRuleHasLeftFloorsCanBeReversed(t *testing.T) {
+	in(t, func(t *testing.T, r *rig) {
+		r.orders(20)
+		r.lead(nil)
+		share := must(t)(r.switchAndWait(namespaced(func(q *admin.SwitchRequest) { q.Percent = 40 })))
+		n := share.Flipped
+		if !share.Done() || n < 2 || n > 18 {
+			t.Fatalf("status = %+v, batch %+v", share, share.Batch)
+		}
+		whole := must(t)(r.switchAndWait(namespaced(func(q *admin.SwitchRequest) { q.To = "a" })))
+		if b := whole.Batch; !whole.Done() || whole.Flipped != n || !b.Ruled || b.Rule != 0 || b.Removed != n || !strings.Contains(b.Note, fmt.Sprintf("%d topics have moved more often than the rule", n)) {
+			t.Fatalf("status = %+v, batch %+v", whole, b)
+		}
+		moved := whole.Switches[0].Topic
+		r.expect(moved, "a", 2)
+		back := must(t)(r.client("p1").ReverseSwitch(t.Context(), admin.SwitchCommand{ID: whole.ID, DryRun: true}))
+		if back.Total != n || back.To != "b" {
+			t.Errorf("back: %+v", back)
+		}
+		// When the rule has been another one since, nothing is as the batch has left it.
+		r.set("acme/orders", "c")
+		r.set("acme/orders", "a")
+		_, err := r.client("p1").ReverseSwitch(t.Context(), admin.SwitchCommand{ID: whole.ID, DryRun: true})
+		refused(t, err, admin.CodeConflict, ": is on a at epoch 4 by now")
+	})
+}
+
 // Where the rules name the cluster already, topics that never moved keep their epoch, and floors those of the others.
 func TestARuleThatChangesNoClusterRaisesNoEpoch(t *testing.T) {
 	r := newRig(t, "p1")
