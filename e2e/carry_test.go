@@ -540,15 +540,16 @@ func TestStoredIdsAreTranslated(t *testing.T) {
 	at := func(m pulsar.Message) pulsaradmin.Position {
 		return pulsaradmin.Position{Ledger: m.ID().LedgerID(), Entry: m.ID().EntryID()}
 	}
+	var ids pulsaradmin.Translator
 	for _, n := range []int{0, 137, 299} {
-		got, err := pulsaradmin.Translate(ctx, topic, a, b, at(onA[n]))
+		got, err := ids.Translate(ctx, topic, a, b, at(onA[n]))
 		must(t, err)
 		want := at(onB[n])
 		if got.At != want || got.Next != (pulsaradmin.Position{Ledger: want.Ledger, Entry: want.Entry + 1}) || got.How != pulsaradmin.ByOrigin {
 			t.Errorf("message %d at %v of cluster a is %+v on cluster b, want %v", n, at(onA[n]), got, want)
 		}
 		// And back: the copy on a is where it came from.
-		if back, err := pulsaradmin.Translate(ctx, topic, b, a, want); err != nil || back.At != at(onA[n]) {
+		if back, err := ids.Translate(ctx, topic, b, a, want); err != nil || back.At != at(onA[n]) {
 			t.Errorf("message %d at %v of cluster b is %+v (%v) on cluster a, want %v", n, want, back, err, at(onA[n]))
 		}
 	}

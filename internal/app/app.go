@@ -122,7 +122,7 @@ func newOn(ctx context.Context, st store.Store, cfg *config.Config, log *slog.Lo
 	if a.clients, err = adminClients(cfg); err != nil {
 		return nil, err
 	}
-	a.old.translate = adminTranslator{clients: a.clients, down: a.clusters.isDown}
+	a.old.translate = adminTranslator{clients: a.clients, down: a.clusters.isDown, pairs: new(pulsaradmin.Translator)}
 	a.maps.old = a.old
 	if err := a.maps.loadCopy(); err != nil {
 		log.Error("no map from the disk", "err", err)

@@ -337,7 +337,8 @@ func (o *oldIDs) findDrained(ctx context.Context, t session.Translation, from st
 type adminTranslator struct {
 	clients map[string]*pulsaradmin.Client
 	// down tells of a cluster that does not answer: it is not asked, and the copies on the other one have to do.
-	down func(cluster string) bool
+	down  func(cluster string) bool
+	pairs *pulsaradmin.Translator
 }
 
 func (a adminTranslator) client(name string) (*pulsaradmin.Client, error) {
@@ -365,7 +366,7 @@ func (a adminTranslator) Translate(ctx context.Context, topic, from, to string, 
 		}
 		return translated(t), nil
 	}
-	t, err := pulsaradmin.Translate(ctx, topic, old, now, position)
+	t, err := a.pairs.Translate(ctx, topic, old, now, position)
 	if err != nil {
 		return session.Translated{}, err
 	}

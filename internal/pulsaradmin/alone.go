@@ -6,7 +6,7 @@ import (
 	"fmt"
 )
 
-// TranslateAlone is Translate without the old cluster, which is dead: by the copies on cluster now, as far as they say where they come from. The error says when they
+// TranslateAlone is Translator.Translate without the old cluster, which is dead: by the copies on cluster now, as far as they say where they come from. The error says when they
 // do not, and when the message never came there.
 func TranslateAlone(ctx context.Context, topic, old string, now *Client, pos Position) (Translation, error) {
 	p := newPair(topic, dead{cluster: old}, &remote{Client: now, topic: topic})

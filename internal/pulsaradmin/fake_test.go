@@ -19,6 +19,7 @@ type fakeTopic struct {
 	subs    map[string]Sub
 	silent  bool // copies do not say where they come from
 	sent    int  // how many of the entries were looked at for replication
+	loads   int  // of the log and the cursors
 	reads   int  // calls that read entries
 	moves   int  // cursors moved or made
 	hidden  bool // subscriptions are there and are not told
@@ -57,6 +58,7 @@ func (f *fakeTopic) Close()          {}
 func (f *fakeTopic) Load(context.Context) (Internal, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	f.loads++
 	if f.deleted {
 		return Internal{}, &Error{Cluster: f.cluster, Call: "load", Status: 404}
 	}
