@@ -390,6 +390,9 @@ func (s *survey) judgeSubscriptions() (found []switching.Finding) {
 		case plan.Missing > 0:
 			found = append(found, blocker(itemSubscriptions, fmt.Sprintf("have them consumed on cluster %s first; and set a retention on cluster %s that keeps them", s.req.From, s.req.To),
 				"%v: %d entries that are not acknowledged have no copy on cluster %s (%s)", sub, plan.Missing, s.req.To, plan.Note))
+		case plan.Unsettled:
+			found = append(found, warning(itemSubscriptions, fmt.Sprintf("have it consumed on cluster %s first, or look after the switch whether messages that were published to other clusters are missing", s.req.From),
+				"%v: it may skip messages that came from other clusters (%s)", sub, plan.Note))
 		case plan.Repeated > 0:
 			found = append(found, warning(itemSubscriptions, "accept that they are delivered twice; or have the oldest unacknowledged message acknowledged first", "%v: %d entries come again (%s)", sub, plan.Repeated, plan.Note))
 		case !plan.How.Exact():
@@ -397,13 +400,23 @@ func (s *survey) judgeSubscriptions() (found []switching.Finding) {
 		}
 	}
 	found = s.limited(found)
+	var alone []string // only the new cluster has them
 	for _, part := range s.to.Parts {
 		for _, name := range slices.Sorted(maps.Keys(part.Stats.Subscriptions)) {
 			there := part.Stats.Subscriptions[name]
-			if _, known := s.subscriptionsOf(part.Topic)[name]; known && there.Durable && len(there.Consumers) > 0 {
+			switch _, known := s.subscriptionsOf(part.Topic)[name]; {
+			case !there.Durable || pulsaradmin.Reserved(name):
+			case !known:
+				alone = append(alone, name)
+			case len(there.Consumers) > 0:
 				found = append(found, blocker(itemSubscriptions, "end that client: it does not come through the proxies", "subscription %q of %s is in use on cluster %s already, by %v", name, part.Topic, s.req.To, there.Consumers[0]))
 			}
 		}
+	}
+	slices.Sort(alone)
+	if alone = slices.Compact(alone); len(alone) > 0 {
+		found = append(found, warning(itemSubscriptions, fmt.Sprintf("`pulsar-admin topics unsubscribe -s NAME %s`, on cluster %s, for those that nobody needs; or accept it", s.req.Topic, s.req.To),
+			"cluster %s has %s that cluster %s does not have: %s. They are not carried: their backlog grows, and whoever subscribes again gets all of it", s.req.To, count(len(alone), "subscription"), s.req.From, named(alone, same)))
 	}
 	if found != nil {
 		return found

@@ -127,6 +127,17 @@ func TestWhatIsNotAsItShouldBeIsFound(t *testing.T) {
 	check("a proxy that is away, and holds its publishes then", func(s *survey) { s.members[1].Live, s.members[1].MaxMapAgeMillis = false, 50_000 }, itemProxies, w,
 		"proxy p2 is on the roster and not connected to the map store: the switch does not wait for it once the leader has not seen it for 1m52s (its max_map_age of 50s and a margin)")
 	check("a proxy that does not know the cluster", func(s *survey) { s.members[1].Clusters = []string{"a"} }, itemProxies, b, "proxy p2 does not know cluster b (it has a)")
+	check("subscriptions that only the new cluster has", func(s *survey) {
+		for _, part := range s.to.Parts { // once for all partitions; what is no subscription of an application, or ends with its consumer, is left out
+			part.Stats.Subscriptions["gone"] = pulsaradmin.SubscriptionStats{Durable: true, Backlog: 2}
+			part.Stats.Subscriptions["pulsar.dedup"] = pulsaradmin.SubscriptionStats{Durable: true}
+			part.Stats.Subscriptions["reader"] = pulsaradmin.SubscriptionStats{}
+		}
+		s.to.Parts[1].Stats.Subscriptions["old"] = pulsaradmin.SubscriptionStats{Durable: true}
+	}, itemSubscriptions, w, "cluster b has 2 subscriptions that cluster a does not have: gone, old. They are not carried")
+	check("messages of different origin in very different orders", func(s *survey) {
+		s.subs[1].plan.Unsettled, s.subs[1].plan.Note = true, "look at subscription s after the switch"
+	}, itemSubscriptions, w, "it may skip messages that came from other clusters (look at subscription s after the switch)")
 	check("no proxy", func(s *survey) { s.members = nil }, itemProxies, b, "no proxy is on the roster")
 	check("no leader", func(s *survey) { s.leader = "" }, itemLeader, w, "no proxy drives the switches")
 	check("no web_url", func(s *survey) { s.noAddress = []string{"b"} }, itemAddress, b, "clusters.b.web_url is not set")

@@ -53,8 +53,8 @@ func (c *Cursor) lastAcked() Position {
 	return c.MarkDelete
 }
 
-// reserved tells whether a cursor belongs to the broker itself.
-func reserved(name string) bool {
+// Reserved tells whether a cursor belongs to the broker itself.
+func Reserved(name string) bool {
 	return strings.HasPrefix(name, replicatorCursor) || strings.HasPrefix(name, "pulsar.dedup") || name == "__compaction"
 }
 
@@ -92,7 +92,7 @@ func newSnapshot(topic, cluster string, in Internal, stats Stats) Snapshot {
 		sub, cursor := stats.Subscriptions[name], in.Cursors[name]
 		_, known := in.Cursors[name]
 		switch {
-		case reserved(name):
+		case Reserved(name):
 		case !sub.Durable:
 			s.Readers = append(s.Readers, name)
 		case known:
@@ -129,7 +129,9 @@ type Plan struct {
 	Repeated int64
 	// Missing is how many entries that are not acknowledged have no copy before the first one that has.
 	Missing int64
-	Note    string
+	// Unsettled tells that messages from other clusters may be skipped: the search for those that are not acknowledged has ended before all were found, or known to be none.
+	Unsettled bool
+	Note      string
 }
 
 // Bounds of a plan.
@@ -420,6 +422,7 @@ func (p *Pair) guard(ctx context.Context, c *Cursor, first Entry, plan *Plan) er
 	begin := p.to.in.Index(plan.First)
 	for end := begin; end > 0 && (begin-end < guard || unsettled() > 0); {
 		if begin-end >= maxWindow {
+			plan.Unsettled = true
 			plan.Note = fmt.Sprintf("the clusters have messages of different origin in orders that differ by more than %d entries: look at subscription %s after the switch", maxWindow, plan.Subscription)
 			return nil
 		}

@@ -836,3 +836,23 @@ func TestTheSubscriptionsAreLookedAtOnceMoreWhenTheyAreInUse(t *testing.T) {
 	delete(b.subs, "s")
 	look("unsubscribed", 0, 9, "cluster b does not have it any more")
 }
+
+// A message of a third cluster lies far in front on the new one, and behind everything on the old one: that it may be skipped is said, and not called exact.
+func TestOriginsThatAreNotSettledAreSaid(t *testing.T) {
+	for before, unsettled := range map[int]bool{maxWindow - guard: false, maxWindow + guard: true} {
+		a, b := newFake("a", 7), newFake("b", 3)
+		late := message("c", 0)
+		late.From, late.Source = "c", Position{1, 0}
+		b.append(late)
+		for i := range before + 10 {
+			a.append(message("p", i))
+		}
+		settle(a, b)
+		a.append(late)
+		sub(a, "s", before)
+		plan := ok[[]Plan](t)(newPair("persistent://t/n/x", a, b).Plans(t.Context()))[0]
+		if plan.Unsettled != unsettled || (plan.Note != "") != unsettled || (plan.First == b.entries[0].Position) == unsettled {
+			t.Errorf("%d entries in between: %+v", before, plan)
+		}
+	}
+}

@@ -101,7 +101,7 @@ func (w *Watch) noteStalls(i int, subs map[string]SubscriptionStats, now time.Ti
 	before := w.stalls[i]
 	w.stalls[i] = map[string]stall{}
 	for name, s := range subs {
-		if !s.Durable || reserved(name) || s.Type != "Shared" && s.Type != "Key_Shared" || s.Unacked > 0 || s.Delayed > 0 || s.Backlog == 0 ||
+		if !s.Durable || Reserved(name) || s.Type != "Shared" && s.Type != "Key_Shared" || s.Unacked > 0 || s.Delayed > 0 || s.Backlog == 0 ||
 			!slices.ContainsFunc(s.Consumers, func(c Consumer) bool { return c.Permits > 0 }) {
 			continue
 		}
@@ -155,7 +155,7 @@ func remaining(parts []Stats) (durable, readers []Remaining) {
 	sums := [2]map[string]*Remaining{{}, {}}
 	for _, part := range parts {
 		for name, s := range part.Subscriptions {
-			if reserved(name) {
+			if Reserved(name) {
 				continue
 			}
 			consumers := slices.DeleteFunc(slices.Clone(s.Consumers), Consumer.own)
@@ -195,7 +195,7 @@ func (c Consumer) own() bool { return c.Name == clientVersion }
 func (w *Watch) leaveMarkersOut(ctx context.Context, i int, subs map[string]SubscriptionStats) error {
 	var ask []string
 	for name, s := range subs {
-		if s.Durable && !reserved(name) && s.Backlog > 0 && s.Unacked == 0 && len(s.Consumers) == 0 && w.real[i][name] != s.Backlog {
+		if s.Durable && !Reserved(name) && s.Backlog > 0 && s.Unacked == 0 && len(s.Consumers) == 0 && w.real[i][name] != s.Backlog {
 			ask = append(ask, name)
 		}
 	}
