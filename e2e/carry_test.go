@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"net/http"
 	"slices"
 	"strconv"
 	"strings"
@@ -315,6 +316,40 @@ func TestACarriedSubscriptionWithNothingToDoMissesNothingLater(t *testing.T) {
 	carry(t, rig.A, rig.B, parts)
 	publish(t, rig.B, topic, 1, 1)
 	expect(t, rig.B, topic, "s", how, []int{1})
+}
+
+// The first move of a quiet topic: all is acknowledged, and the new cluster has thrown the copies away, which nobody there had subscribed to. What is not acknowledged is counted then, and never passed over unseen.
+func TestCopiesThatTheNewClusterHasRemovedAreNotWaitedFor(t *testing.T) {
+	namespace := replicatedNamespace(t, "removed")
+	must(t, rig.B.Admin(limited(t, 20*time.Second), http.MethodPost, "/admin/v2/namespaces/"+namespace+"/retention", map[string]int{"retentionTimeInMinutes": 0, "retentionSizeInMB": 0}, nil))
+	topic := newTopic(namespace, "quiet")
+	parts := []string{topic}
+	how := take{kind: pulsar.Shared, read: 20}
+	entries := publish(t, rig.A, topic, 0, 20)
+	consume(t, rig.A, topic, "done", how, entries)
+	subscribe(t, rig.A, topic, "behind", how).Close()
+	drain(t, rig.A, rig.B, parts)
+	a, b := carrier(t, rig.A), carrier(t, rig.B)
+	must(t, b.Evict(limited(t, 20*time.Second), topic)) // its ledger is full now
+	must(t, WaitUntil(limited(t, 60*time.Second), "cluster b to remove the copies", func() (bool, error) {
+		if err := rig.B.Admin(t.Context(), http.MethodPost, strings.Replace(topic, "persistent://", "/admin/v2/persistent/", 1)+"/trim", nil, nil); err != nil {
+			return false, err
+		}
+		log, err := b.Tail(t.Context(), topic)
+		return log.Len() == 0, err
+	}))
+	pair := pulsaradmin.NewPair(topic, a, b)
+	defer pair.Close()
+	plans, differences, err := pair.Carry(limited(t, 30*time.Second))
+	must(t, err)
+	if wrong := pulsaradmin.Differences(differences); wrong != "" || len(plans) != 2 {
+		t.Fatalf("%d subscriptions carried: %s", len(plans), wrong)
+	}
+	if behind, done := plans[0], plans[1]; behind.How != pulsaradmin.NotThere || behind.Missing != int64(len(entries)) || done.How != pulsaradmin.AtEnd || done.Missing != 0 {
+		t.Errorf("plans %+v; want all %d entries missing for one that is behind, and nothing for one that is done", plans, len(entries))
+	}
+	publish(t, rig.B, topic, 20, 1)
+	expect(t, rig.B, topic, "done", how, []int{20})
 }
 
 // There, back and there again, with messages of both clusters and holes in both parts (DESIGN: reversible; SW-01).
