@@ -3,6 +3,7 @@ package app
 import (
 	"fmt"
 	"reflect"
+	"strings"
 	"testing"
 	"time"
 
@@ -115,4 +116,16 @@ func TestANamespaceMovesAsABatchAndItsRuleDisturbsNobody(t *testing.T) {
 	if evicted != [2]uint64{topics, 2} {
 		t.Errorf("%d producers and %d consumers were sent over; want each once: %d and 2", evicted[0], evicted[1], topics)
 	}
+
+	// The way back is that of the namespace, until somebody has made a topic on the new cluster: then it is that of the topics.
+	back := func(namespace string, warned bool) {
+		t.Helper()
+		st, err := w.admin.ReverseSwitch(t.Context(), admin.SwitchCommand{ID: st.ID, DryRun: true})
+		if err != nil || st.Total != topics || st.Batch.Namespace != namespace || strings.Contains(strings.Join(st.Batch.Warnings, "\n"), "has not moved") != warned {
+			t.Errorf("%+v, batch %+v, %v", st, st.Batch, err)
+		}
+	}
+	back(namespace, false)
+	w.b.CreateTopic("persistent://"+namespace+"/since", 0)
+	back("", true)
 }
