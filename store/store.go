@@ -154,7 +154,7 @@ type Proxy struct {
 type Tombstone struct {
 	ID          string    `json:"id"`
 	Incarnation string    `json:"incarnation"`
-	At          time.Time `json:"at"` // when the membership ended
+	At          time.Time `json:"at"` // when the membership ended, by the clock of whoever wrote this: nothing but TombstoneKept goes by it
 }
 
 // Status is how a store is doing.

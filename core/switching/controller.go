@@ -474,7 +474,7 @@ func (c *Controller) judgeFenced(now time.Time, s Survey) {
 		}
 	}
 	for _, id := range s.Tombstones {
-		dirty = append(dirty, id+": forgotten a moment ago")
+		dirty = append(dirty, id+": forgotten, and this leader has not known it for a minute")
 	}
 	switch {
 	case len(s.Members) == 0:

@@ -169,7 +169,7 @@ type SubFact struct {
 // Survey is who could act on a topic, and what they have acknowledged.
 type Survey struct {
 	Members    []MemberFact
-	Tombstones []string // members forgotten so recently (SettleTime) that the old cluster may have SENDs of theirs
+	Tombstones []string // members forgotten so recently that the old cluster may have SENDs of theirs: the driver has not seen the tombstone for SettleTime
 	Acks       []Ack    // of this switch, every attempt
 }
 

@@ -232,7 +232,8 @@ func (l *leadership) beginBatch(ctx context.Context, b switching.Batch, drains i
 	})
 }
 
-// watchRoster notes who is not live: a switch that begins later need not wait for a member that has promised to hold its publishes.
+// watchRoster notes who is not live, and who is not a member any more: a switch that begins later need not wait for a member that has promised to hold its
+// publishes, nor have the old cluster unload the topic for one that is gone for long.
 func (c *Controller) watchRoster(ctx context.Context, missing *unseen) {
 	ticker := time.NewTicker(rosterEvery)
 	defer ticker.Stop()
@@ -242,8 +243,8 @@ func (c *Controller) watchRoster(ctx context.Context, missing *unseen) {
 		case <-ctx.Done():
 			return
 		}
-		if proxies, err := c.cfg.Store.Proxies(ctx); err == nil { // otherwise the time begins later
-			missing.note(time.Now(), proxies)
+		if r, err := c.roster.Get(ctx, stepTimeout, c.readRoster); err == nil { // otherwise the time begins later
+			missing.note(time.Now(), r)
 		}
 	}
 }

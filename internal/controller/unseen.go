@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"fmt"
 	"sync"
 	"time"
 
@@ -8,11 +9,14 @@ import (
 	"pointsman/store"
 )
 
-// unseen is since when members of the roster were not live in one leader's readings of it, each of which was behind a sync. What follows from it is argued in
-// internal/app, mapAge: a member that has promised a max_map_age holds its publishes by itself some time after that (protocol rule P8).
+// unseen is since when members of the roster were not live in one leader's readings of it, each of which was behind a sync, and since when the tombstones of
+// former members were there. What follows from the first is argued in internal/app, mapAge: a member that has promised a max_map_age holds its publishes by
+// itself some time after that (protocol rule P8). From the second follows that nothing of a former member is on its way any more (C4). When a tombstone was
+// written says only the clock of another machine: nothing goes by that.
 type unseen struct {
-	mu    sync.Mutex
-	since map[string]sighting // guarded by mu; by id
+	mu     sync.Mutex
+	since  map[string]sighting  // guarded by mu; by id
+	stones map[string]time.Time // guarded by mu; by stoneName
 }
 
 // sighting is the first reading, of those without a break, in which a member was not live.
@@ -21,14 +25,23 @@ type sighting struct {
 	at   time.Time
 }
 
-func newUnseen() *unseen { return &unseen{since: map[string]sighting{}} }
+func newUnseen() *unseen { return &unseen{} }
 
 // note takes a reading that was complete at now, which needs a monotonic clock; one that stands still while the machine sleeps does no harm.
-func (u *unseen) note(now time.Time, proxies []store.Proxy) {
+func (u *unseen) note(now time.Time, r roster) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
+	stones := make(map[string]time.Time, len(r.stones))
+	for _, t := range r.stones {
+		at, ok := u.stones[stoneName(t)]
+		if !ok || now.Before(at) {
+			at = now
+		}
+		stones[stoneName(t)] = at
+	}
+	u.stones = stones
 	since := make(map[string]sighting, len(u.since))
-	for _, p := range proxies {
+	for _, p := range r.proxies {
 		if p.Live {
 			continue
 		}
@@ -59,6 +72,23 @@ func (u *unseen) facts(now time.Time, proxies []store.Proxy) []switching.MemberF
 		facts = append(facts, f)
 	}
 	return facts
+}
+
+// fresh are the members of a reading, which was noted, whose tombstones were not there for SettleTime at now.
+func (u *unseen) fresh(now time.Time, stones []store.Tombstone) (ids []string) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	for _, t := range stones {
+		if at, ok := u.stones[stoneName(t)]; !ok || now.Sub(at) < switching.SettleTime { // without: a reading that was noted since has it no more
+			ids = append(ids, t.ID)
+		}
+	}
+	return ids
+}
+
+// stoneName is another one whenever the tombstone was written anew.
+func stoneName(t store.Tombstone) string {
+	return fmt.Sprintf("%s@%s@%d", t.ID, t.Incarnation, t.At.UnixNano())
 }
 
 func promisedAge(p store.Proxy) time.Duration {

@@ -242,13 +242,8 @@ func (d *driver) survey(ctx context.Context) switching.Report {
 		return notYet(err)
 	}
 	now := time.Now()
-	d.unseen.note(now, seen.proxies)
-	r.Survey.Members = d.unseen.facts(now, seen.proxies)
-	for _, s := range seen.stones {
-		if time.Since(s.At) < switching.SettleTime {
-			r.Survey.Tombstones = append(r.Survey.Tombstones, s.ID)
-		}
-	}
+	d.unseen.note(now, seen)
+	r.Survey.Members, r.Survey.Tombstones = d.unseen.facts(now, seen.proxies), d.unseen.fresh(now, seen.stones)
 	if r.Survey.Acks, err = st.Acks(ctx, d.key.Switch); err != nil {
 		return notYet(err)
 	}

@@ -294,27 +294,70 @@ func TestTheDriverReadsInTheOrderOfTheProtocol(t *testing.T) {
 	})
 }
 
-// C4: what a forgotten member has sent may be on its way for SettleTime, and no longer.
+// skewed is the store of a proxy whose clock is ahead of the one that has written the tombstones.
+type skewed struct {
+	*store.Memory
+	ahead time.Duration
+}
+
+func (s *skewed) Tombstones(ctx context.Context) ([]store.Tombstone, error) {
+	all, err := s.Memory.Tombstones(ctx)
+	for i := range all {
+		all[i].At = all[i].At.Add(-s.ahead)
+	}
+	return all, err
+}
+
+// C4: what a forgotten member has sent may be on its way until the leader itself has known the tombstone for SettleTime, and no longer: the clock of
+// the proxy that has forgotten it is another one.
 func TestAFreshTombstoneHasTheOldClusterUnloadTheTopic(t *testing.T) {
-	for _, age := range []time.Duration{0, switching.SettleTime + time.Second} {
-		in(t, func(t *testing.T) {
-			w := newWorld(t, "p1")
-			dead := w.st.Join()
-			if err := dead.Register(t.Context(), store.Proxy{ID: "p2", Incarnation: "i"}); err != nil {
-				t.Fatal(err)
-			}
-			if err := dead.Close(); err != nil {
-				t.Fatal(err)
-			}
-			if err := w.st.Forget(t.Context(), "p2"); err != nil {
-				t.Fatal(err)
-			}
-			time.Sleep(age) // of the bubble
-			w.request("sw-1")
-			rec, _ := w.run(w.controller("p1", w.st), "sw-1")
-			if want := age == 0; rec.State != switching.StateDone || rec.Receipt.Evicted != want || strings.Contains(rec.Note, "p2: forgotten") != want {
-				t.Errorf("forgotten %v ago: %s, evicted %v, note %q", age, rec.State, rec.Receipt.Evicted, rec.Note)
-			}
+	const seen = switching.SettleTime + 2*rosterEvery
+	for name, c := range map[string]struct {
+		ahead, pass time.Duration // pass: from the tombstone until the switch, while the leader leads
+		again       bool          // the member has come back meanwhile, and was forgotten anew
+		evicts      bool
+	}{
+		"just now":                            {evicts: true},
+		"just now, by a clock that is behind": {ahead: switching.SettleTime + time.Second, evicts: true},
+		"half a minute ago":                   {pass: switching.SettleTime / 2, evicts: true},
+		"long ago":                            {pass: seen},
+		"long ago, by a clock that is far before": {ahead: -time.Hour, pass: seen},
+		"long ago, and again just now":            {pass: seen, again: true, evicts: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			in(t, func(t *testing.T) {
+				w := newWorld(t, "p1")
+				forget := func() {
+					dead := w.st.Join()
+					if err := dead.Register(t.Context(), store.Proxy{ID: "p2", Incarnation: "i"}); err != nil {
+						t.Fatal(err)
+					}
+					if err := dead.Close(); err != nil {
+						t.Fatal(err)
+					}
+					if err := w.st.Forget(t.Context(), "p2"); err != nil {
+						t.Fatal(err)
+					}
+				}
+				ctx, stop := context.WithCancel(t.Context())
+				ended := make(chan struct{})
+				go func() {
+					defer close(ended)
+					_ = w.controller("p1", &skewed{w.st, c.ahead}).Run(ctx)
+				}()
+				forget()
+				time.Sleep(c.pass) // of the bubble
+				if c.again {
+					forget()
+				}
+				w.request("sw-1")
+				rec, _ := w.await("sw-1")
+				stop()
+				<-ended
+				if rec.State != switching.StateDone || rec.Receipt.Evicted != c.evicts || strings.Contains(rec.Note, "p2: forgotten") != c.evicts {
+					t.Errorf("%s, evicted %v, note %q", rec.State, rec.Receipt.Evicted, rec.Note)
+				}
+			})
 		})
 	}
 }
