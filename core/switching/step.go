@@ -20,8 +20,9 @@ const (
 	WorkRead
 	// WorkWrite: in one write replace exactly the entry Step.Before by Step.After, and the record of revision Step.Record.Rev−1 by one
 	// that has Step.Record. When Before is the zero entry the topic has none of its own: the rules that decide it are compared in the
-	// same write. The driver repeats it after a conflict only if that was on a neighbour's account. NotYet only if it is certain that
-	// the write will never come.
+	// same write. An abort (StateAborted) of a topic that had none before the attempt may put that back in place of After, when the rules
+	// that decide it then are compared in the same write and lead to After's cluster. The driver repeats it after a conflict only if that
+	// was on a neighbour's account. NotYet only if it is certain that the write will never come.
 	WorkWrite
 	// WorkSurvey: sync, then read the record, then the roster with sessions and tombstones, then the acks, in this order, none of them
 	// from a cache or from before the step. Report: Record, Survey.

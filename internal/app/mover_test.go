@@ -77,7 +77,13 @@ func (h *hand) write(t *testing.T, state switching.State, cluster string, s rout
 	if s != route.StateActive {
 		after.Drain = h.drain
 	}
-	change := store.EntryChange{Topic: movedTopic, After: &after}
+	h.put(t, state, &after)
+}
+
+// put writes a step with any entry, or with none.
+func (h *hand) put(t *testing.T, state switching.State, after *route.Entry) {
+	t.Helper()
+	change := store.EntryChange{Topic: movedTopic, After: after}
 	if h.entry.Topic != "" {
 		before := h.entry
 		change.Before = &before
@@ -87,7 +93,9 @@ func (h *hand) write(t *testing.T, state switching.State, cluster string, s rout
 	if err := h.st.Apply(t.Context(), store.Change{Entries: []store.EntryChange{change}, Switch: &h.rec}); err != nil {
 		t.Fatal(err)
 	}
-	h.entry = after
+	if h.entry = (route.Entry{}); after != nil {
+		h.entry = *after
+	}
 }
 
 // ack waits for the proxy's ack of a phase.
@@ -163,35 +171,42 @@ func TestAProxyPassesThePhasesOfAPlannedSwitch(t *testing.T) {
 	})
 }
 
-// An abort gives the topic back to its cluster: what was sent during the fence arrives there.
+// An abort gives the topic back to its cluster, by an entry of its own or by the rules again: what was sent during the fence arrives there.
 func TestAnAbortedSwitchGivesTheTopicBack(t *testing.T) {
-	dir := t.TempDir()
-	r := newRig(t, testkit.Options{}, func(c *config.Config) { c.StateDir = dir })
-	f := follow(t, r.app.PulsarAddr(), movedTopic, "p", 0)
-	f.mustSend(3)
-	h := newHand(t, r, "sw-1")
-	h.write(t, switching.StatePrepared, "a", route.StatePrepared, 0)
-	h.ack(t, switching.StatePrepared)
-	h.write(t, switching.StateFenced, "a", route.StateFenced, 0)
-	h.ack(t, switching.StateFenced)
-	received := h.held(t, f)
-	h.write(t, switching.StateAborted, "a", route.StateActive, 0)
-	if !<-received {
-		t.Error("the message that was sent during the fence has no receipt")
+	for name, abort := range map[string]func(*hand){
+		"by an entry":  func(h *hand) { h.write(t, switching.StateAborted, "a", route.StateActive, 0) },
+		"by the rules": func(h *hand) { h.put(t, switching.StateAborted, nil) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			r := newRig(t, testkit.Options{}, func(c *config.Config) { c.StateDir = dir })
+			f := follow(t, r.app.PulsarAddr(), movedTopic, "p", 0)
+			f.mustSend(3)
+			h := newHand(t, r, "sw-1")
+			h.write(t, switching.StatePrepared, "a", route.StatePrepared, 0)
+			h.ack(t, switching.StatePrepared)
+			h.write(t, switching.StateFenced, "a", route.StateFenced, 0)
+			h.ack(t, switching.StateFenced)
+			received := h.held(t, f)
+			abort(h)
+			if !<-received {
+				t.Error("the message that was sent during the fence has no receipt")
+			}
+			f.mustSend(2)
+			if a, b := len(r.a.Messages(movedTopic)), len(r.b.Messages(movedTopic)); a != 6 || b != 0 {
+				t.Errorf("%d messages are on a, %d on b; want 6 and 0", a, b)
+			}
+			// The next attempt has acks, and a place on the disk, of its own.
+			h.again(t)
+			h.write(t, switching.StatePrepared, "a", route.StatePrepared, 0)
+			h.ack(t, switching.StatePrepared)
+			if e := onDisk(t, dir); e.Attempt != 2 {
+				t.Errorf("attempt 2 is acknowledged, and the disk has %+v", e)
+			}
+			abort(h)
+			f.mustSend(1)
+		})
 	}
-	f.mustSend(2)
-	if a, b := len(r.a.Messages(movedTopic)), len(r.b.Messages(movedTopic)); a != 6 || b != 0 {
-		t.Errorf("%d messages are on a, %d on b; want 6 and 0", a, b)
-	}
-	// The next attempt has acks, and a place on the disk, of its own.
-	h.again(t)
-	h.write(t, switching.StatePrepared, "a", route.StatePrepared, 0)
-	h.ack(t, switching.StatePrepared)
-	if e := onDisk(t, dir); e.Attempt != 2 {
-		t.Errorf("attempt 2 is acknowledged, and the disk has %+v", e)
-	}
-	h.write(t, switching.StateAborted, "a", route.StateActive, 0)
-	f.mustSend(1)
 }
 
 // onDisk is what the small copy in dir has of movedTopic.

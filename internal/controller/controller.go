@@ -506,9 +506,6 @@ func (d *driver) over(ctx context.Context) {
 	if d.rec.Attempt != d.key.Attempt || !d.rec.State.Over() {
 		return // somebody else's by now
 	}
-	if d.rec.State == switching.StateAborted && d.rec.Ruled {
-		d.unpin(ctx)
-	}
 	d.forget(ctx)
 	d.c.stats.ended(d.rec.State)
 	hold := 0.0
@@ -530,24 +527,6 @@ func (d *driver) over(ctx context.Context) {
 	d.log.Info("a switch is over", "mode", d.rec.Mode, "state", d.rec.State, "from", d.rec.From, "to", d.rec.To, "epoch", d.rec.Epoch, "hold_ms", hold, "note", d.rec.Note)
 	if d.c.cfg.Receipt != nil {
 		d.c.cfg.Receipt(d.rec)
-	}
-}
-
-// unpin takes the entry away that an aborted switch has made of a topic which rules decide, if they still say what they said: it must not move
-// the topic. Somebody who has changed the topic meanwhile is not disturbed; without it the topic stays where it is, by an entry of its own.
-func (d *driver) unpin(ctx context.Context) {
-	e, ok, err := d.c.cfg.Store.Entry(ctx, d.base)
-	if err == nil && ok && e.State == route.StateActive && switching.KeyOf(e) == d.key {
-		var rules []store.RuleChange
-		if rules, err = d.guards(ctx, e); err == nil {
-			err = d.c.cfg.Store.Apply(ctx, store.Change{
-				Entries: []store.EntryChange{{Topic: d.base, Before: &e, After: d.rec.Floor}}, Rules: rules, Who: d.rec.Who,
-				Why: "switch " + d.key.Switch + " was aborted: the rules decide again",
-			})
-		}
-	}
-	if err != nil {
-		d.log.Warn("the entry of an aborted switch stays in the map (pointsman routes rm takes it away)", "err", err)
 	}
 }
 

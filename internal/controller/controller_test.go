@@ -142,8 +142,11 @@ func (w *world) follow(st store.Store, id string) {
 	}()
 }
 
-func (w *world) request(id string) switching.Record {
-	rec := switching.Record{ID: id, Rev: 1, Attempt: 1, Topic: base, From: "a", To: "b", Mode: switching.ModePlanned, State: switching.StateRequested, Epoch: 1, Started: time.Now()}
+func (w *world) request(id string) switching.Record { return w.requestAt(id, 1) }
+
+// requestAt asks for a switch whose flip writes that epoch.
+func (w *world) requestAt(id string, epoch uint64) switching.Record {
+	rec := switching.Record{ID: id, Rev: 1, Attempt: 1, Topic: base, From: "a", To: "b", Mode: switching.ModePlanned, State: switching.StateRequested, Epoch: epoch, Started: time.Now()}
 	if err := w.st.PutSwitch(w.t.Context(), rec); err != nil {
 		w.t.Fatal(err)
 	}
@@ -368,17 +371,53 @@ func contains(text, part string) bool {
 // C7: the leader dies before each step in turn, and also right after the step was done. Another one ends the switch, done or aborted,
 // never fenced; nothing is done twice that must not be.
 func TestALeaderThatDiesAtAnyStepIsSucceeded(t *testing.T) {
+	diesAtEachStep(t, 12, func(w *world) { w.request("sw-1") }, func(t *testing.T, w *world, rec switching.Record) {
+		switch e := w.entry(); {
+		case rec.State == switching.StateDone && e.Cluster == "b" && e.State == route.StateActive && e.Epoch == 1:
+			if rec.Receipt == nil || rec.Receipt.HoldMillis <= 0 {
+				t.Error("the receipt does not tell how long the topic was fenced")
+			}
+			if rec.Receipt != nil && rec.Receipt.Verified != "all there" {
+				t.Errorf("whoever comes after the flip does not know where the old cluster ended: %s", rec.Receipt.Verified)
+			}
+		case rec.State == switching.StateAborted && e == (route.Entry{}):
+			t.Errorf("aborted without need: %s", rec.Note)
+		default:
+			t.Errorf("%s (%s), entry %+v", rec.State, rec.Note, e)
+		}
+	})
+}
+
+// The same of a switch that is given up, of a topic that rules decide: they decide it again, whoever has died when, and its epoch is what it was.
+func TestALeaderThatDiesAtAnyStepOfAnAbortLeavesTheTopicToTheRules(t *testing.T) {
+	floor := route.Entry{Topic: base, Epoch: 4}
+	diesAtEachStep(t, 11, func(w *world) {
+		w.topic.foreign = "somebody"
+		w.set(nil, &floor)
+		w.requestAt("sw-1", floor.Epoch+1)
+	}, func(t *testing.T, w *world, rec switching.Record) {
+		if e := w.entry(); rec.State != switching.StateAborted || e != floor || !strings.Contains(rec.Note, "somebody") {
+			t.Errorf("%s (%s), entry %+v, want %+v", rec.State, rec.Note, e, floor)
+		}
+		if rec.Receipt == nil || len(rec.Receipt.Acks) < 4 {
+			t.Errorf("the receipt does not tell what the proxies have said: %+v", rec.Receipt)
+		}
+	})
+}
+
+// diesAtEachStep has the leader of a switch die before each of its steps in turn, and right after it: then nobody hears its answer. Another one ends the
+// switch. It has steps at least.
+func diesAtEachStep(t *testing.T, least int, prepare func(*world), judge func(*testing.T, *world, switching.Record)) {
 	steps := 0
 	in(t, func(t *testing.T) {
 		w := newWorld(t, "p1", "p2")
-		w.request("sw-1")
+		prepare(w)
 		c := w.controller("p1", w.st)
 		c.began = func(switching.Step) { steps++ }
-		if rec, _ := w.run(c, "sw-1"); rec.State != switching.StateDone {
-			t.Fatalf("%s: %s", rec.State, rec.Note)
-		}
+		rec, _ := w.run(c, "sw-1")
+		judge(t, w, rec)
 	})
-	if steps < 12 {
+	if steps < least {
 		t.Fatalf("%d steps are too few to be a switch", steps)
 	}
 	for n := 1; n <= steps; n++ {
@@ -386,7 +425,7 @@ func TestALeaderThatDiesAtAnyStepIsSucceeded(t *testing.T) {
 			t.Run(fmt.Sprintf("step %d, its answer lost: %v", n, lost), func(t *testing.T) {
 				in(t, func(t *testing.T) {
 					w := newWorld(t, "p1", "p2")
-					w.request("sw-1")
+					prepare(w)
 					mine := w.st.Join()
 					first := w.controller("p1", mine)
 					ctx, die := context.WithCancel(t.Context())
@@ -412,20 +451,8 @@ func TestALeaderThatDiesAtAnyStepIsSucceeded(t *testing.T) {
 						time.Sleep(time.Millisecond) // of the bubble
 					}
 					<-dead
-					rec, e := w.run(w.controller("p2", w.st.Join()), "sw-1")
-					switch {
-					case rec.State == switching.StateDone && e.Cluster == "b" && e.State == route.StateActive && e.Epoch == 1:
-						if rec.Receipt == nil || rec.Receipt.HoldMillis <= 0 {
-							t.Error("the receipt does not tell how long the topic was fenced")
-						}
-						if rec.Receipt != nil && rec.Receipt.Verified != "all there" {
-							t.Errorf("whoever comes after the flip does not know where the old cluster ended: %s", rec.Receipt.Verified)
-						}
-					case rec.State == switching.StateAborted && e.Cluster == "a" && e.State == route.StateActive && e.Epoch == 0:
-						t.Errorf("aborted without need: %s", rec.Note)
-					default:
-						t.Errorf("%s (%s), entry %+v", rec.State, rec.Note, e)
-					}
+					rec, _ := w.run(w.controller("p2", w.st.Join()), "sw-1")
+					judge(t, w, rec)
 				})
 			})
 		}
@@ -711,34 +738,44 @@ func TestADriverWritesIntoItsOwnReceipt(t *testing.T) {
 	})
 }
 
-// setRule has the namespace follow a rule to cluster b, once, when a step of that kind begins.
-func (w *world) setRuleAt(c *Controller, work switching.Work) {
-	done := false
-	c.began = func(step switching.Step) {
-		if step.Work != work || done {
-			return
-		}
-		done = true
-		rule := route.Rule{Scope: "acme/orders", Cluster: "b", Epoch: 1}
-		if err := w.st.Apply(w.t.Context(), store.Change{Rules: []store.RuleChange{{Scope: rule.Scope, After: &rule}}}); err != nil {
-			w.t.Errorf("rule: %v", err)
-		}
-	}
-}
-
-// An abort gives the topic back to where it was, also when a rule that has come meanwhile would have it elsewhere: nobody has fenced it for that.
+// An abort gives the topic back to where it was, also when a rule that has come meanwhile would have it elsewhere: nobody has fenced it for that. And it does
+// so when nobody can tell what the rules are.
 func TestAnAbortDoesNotMoveTheTopicByARuleThatCameMeanwhile(t *testing.T) {
-	in(t, func(t *testing.T) {
-		w := newWorld(t, "p1")
-		w.topic.failures["replicated"] = -1
-		w.request("sw-1")
-		c := w.controller("p1", w.st)
-		w.setRuleAt(c, switching.WorkReplicated)
-		rec, e := w.run(c, "sw-1")
-		if want := (route.Entry{Topic: base, Cluster: "a", SwitchID: "sw-1", Attempt: 1}); rec.State != switching.StateAborted || e != want {
-			t.Errorf("%s (%s), entry %+v", rec.State, rec.Note, e)
-		}
-	})
+	const before, after, damaged = "before the abort is computed", "after the abort was computed", "the rules cannot be read"
+	for _, when := range []string{before, after, damaged} {
+		t.Run(when, func(t *testing.T) {
+			in(t, func(t *testing.T) {
+				w := newWorld(t, "p1")
+				w.topic.failures["replicated"] = -1
+				w.request("sw-1")
+				h, fenced, changed := &hooked{Memory: w.st.Join()}, false, false
+				change := func(now string) {
+					if !fenced || changed || when != now {
+						return
+					}
+					changed = true
+					w.apply(store.Change{Rules: []store.RuleChange{{Scope: "acme/orders", After: &route.Rule{Scope: "acme/orders", Cluster: "b", Epoch: 1}}}})
+				}
+				h.after = func(call string, _ int, _ *store.Change) {
+					if call == "Rules" {
+						change(after)
+					}
+				}
+				c := w.controller("p1", h)
+				c.began = func(step switching.Step) {
+					if fenced = step.Work == switching.WorkReplicated || fenced; fenced && when == damaged {
+						changed = true
+						h.SetFaults(store.Faults{Err: errors.New("the stored rules are damaged"), Only: []string{"Rules"}})
+					}
+					change(before)
+				}
+				rec, e := w.run(c, "sw-1")
+				if want := (route.Entry{Topic: base, Cluster: "a", SwitchID: "sw-1", Attempt: 1}); rec.State != switching.StateAborted || e != want || !changed {
+					t.Errorf("%s (%s), entry %+v", rec.State, rec.Note, e)
+				}
+			})
+		})
+	}
 }
 
 // C1: a call that hangs keeps a topic fenced no longer than an answer that does not come true.

@@ -82,10 +82,10 @@ func (d *driver) carried(all []switching.Carried) {
 }
 
 // addAcks writes down what the proxies have said. Without it the receipt is still true. A switch is done because all have said what there is to say
-// when they were last asked; of others there may be more by now.
+// when they were last asked, and an abort must not keep the topic waiting for more; of others there may be more by now.
 func (d *driver) addAcks(ctx context.Context, end switching.State) {
 	acks := d.acks
-	if end != switching.StateDone || acks == nil {
+	if acks == nil || end != switching.StateDone && end != switching.StateAborted {
 		var err error
 		if acks, err = d.c.cfg.Store.Acks(ctx, d.key.Switch); err != nil {
 			return

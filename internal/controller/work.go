@@ -152,20 +152,46 @@ func (d *driver) write(ctx context.Context, step switching.Step) switching.Repor
 	}
 	if s := step.Record.State; (s == switching.StateEvicting || s == switching.StateAborted || step.Before.State == route.StateFenced) && !d.rec.Fenced.IsZero() {
 		d.receipt().HoldMillis = millis(began.Sub(d.rec.Fenced))
-		rec.Receipt = cloneReceipt(d.rec.Receipt)
 	}
 	if step.Before.State == route.StateDraining {
 		d.noteMoved(step, began)
-		rec.Receipt = cloneReceipt(d.rec.Receipt)
 	}
-	err := d.c.cfg.Store.Apply(ctx, change)
-	r := written(err)
+	if rec.State.Over() {
+		d.addAcks(ctx, rec.State)
+	}
+	rec.Receipt = cloneReceipt(d.rec.Receipt)
+	apply := d.c.cfg.Store.Apply
+	if rec.State == switching.StateAborted && rec.Ruled {
+		apply = d.applyRuled
+	}
+	r := written(apply(ctx, change))
 	if r.Answer == switching.OK {
 		rec.Receipt = d.rec.Receipt
 		d.take(rec)
 		d.log.Info("the map has the step of a switch", "state", rec.State, "cluster", after.Cluster, "epoch", after.Epoch, "note", rec.Note)
 	}
 	return r
+}
+
+// applyRuled ends an attempt on a topic that rules decided before it: with what was there then in place of the entry that the abort would leave, so that
+// they decide again whoever dies next. If they have changed they could move the topic, and nobody has fenced it for that: then it stays where it is, by that
+// entry. It must come back whatever the rules are.
+func (d *driver) applyRuled(ctx context.Context, abort store.Change) error {
+	ruled, entry := abort, abort.Entries[0]
+	var err error
+	if ruled.Rules, err = d.guards(ctx, *entry.After); err == nil {
+		entry.After = d.rec.Floor
+		ruled.Entries = []store.EntryChange{entry}
+		err = d.c.cfg.Store.Apply(ctx, ruled)
+	}
+	if err == nil || errors.Is(err, store.ErrUnavailable) || errors.Is(err, store.ErrUnknown) {
+		return err
+	}
+	pinned := d.c.cfg.Store.Apply(ctx, abort)
+	if pinned == nil {
+		d.log.Warn("an aborted switch leaves an entry of its topic in the map, which rules decided before (pointsman routes rm takes it away)", "err", err)
+	}
+	return pinned
 }
 
 // guards are the rules that decide the topic when it has no entry: those above it, absent ones too. They must send it where e does, or

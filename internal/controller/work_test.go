@@ -214,39 +214,6 @@ func TestALateLeaderCarriesNothing(t *testing.T) {
 	}
 }
 
-// The entry that an aborted switch has made is taken away only as long as it is that one.
-func TestTheEntryOfSomebodyElseIsNotTakenAway(t *testing.T) {
-	mine := route.Entry{Topic: base, Cluster: "a", SwitchID: "sw-1", Attempt: 1}
-	for name, theirs := range map[string]route.Entry{
-		"another switch":         {Topic: base, Cluster: "b", Epoch: 1, SwitchID: "sw-2"},
-		"a change of the routes": {Topic: base, Cluster: "a"},
-		"the next attempt":       {Topic: base, Cluster: "a", SwitchID: "sw-1", Attempt: 2},
-	} {
-		for _, when := range []string{"Apply", "Entry"} { // before unpin has read it, and after
-			t.Run(name+", after "+when, func(t *testing.T) {
-				in(t, func(t *testing.T) {
-					w := newWorld(t, "p1")
-					w.topic.foreign = "somebody"
-					h := &hooked{Memory: w.st}
-					aborted, changed := false, false
-					h.after = func(call string, _ int, c *store.Change) {
-						aborted = aborted || c != nil && c.Switch != nil && c.Switch.State == switching.StateAborted
-						if aborted && call == when && !changed {
-							changed = true
-							w.set(&mine, &theirs)
-						}
-					}
-					w.request("sw-1")
-					rec, _ := w.run(w.controller("p1", h), "sw-1")
-					if e := w.entry(); rec.State != switching.StateAborted || e != theirs || !changed {
-						t.Errorf("%s, entry %+v, want %+v", rec.State, e, theirs)
-					}
-				})
-			})
-		}
-	}
-}
-
 // What kept the epoch of a topic that had moved before is there again after an abort: the next epoch is above it.
 func TestAnAbortPutsTheFloorBack(t *testing.T) {
 	in(t, func(t *testing.T) {
