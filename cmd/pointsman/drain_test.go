@@ -122,7 +122,7 @@ func drainSession(t *testing.T) string {
 	run("switch abort " + id + " --no-wait")
 	drain.Gone, drain.Subs = 1, drain.Subs[:1]
 	step(switching.StateDraining, drain, func(r *switching.Record) {
-		r.Return, r.Wish = false, ""
+		r.Return, r.Wish, r.WishBy = false, "", ""
 		r.Receipt.Copied, r.Receipt.MovedCount, r.Receipt.Moved = 5, 1, []switching.Moved{{Subscription: "billing", At: at, Seconds: 2.34}}
 	})
 	run("switch reverse " + id)

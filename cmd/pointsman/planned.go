@@ -71,7 +71,7 @@ Of a drain that is being taken back, the way back is given up.
 			if err != nil {
 				return err
 			}
-			st, err := client.AbortSwitch(cmd.Context(), admin.SwitchCommand{ID: args[0]})
+			st, err := client.AbortSwitch(cmd.Context(), admin.SwitchCommand{ID: args[0], Who: c.author()})
 			if err != nil {
 				return err
 			}
@@ -312,6 +312,20 @@ func stateText(r switching.Record) string {
 		return string(r.State) + ", aborting"
 	}
 	return string(r.State)
+}
+
+// lastWord is a line that says who has spoken last since the switch was asked for; "" when nobody has.
+func lastWord(r switching.Record) string {
+	what := "resumed by "
+	switch {
+	case r.Wish == switching.WishPause:
+		what = "paused by "
+	case r.Wish == switching.WishAbort:
+		what = "abort asked for by "
+	case r.Return || r.State == switching.StateReturned:
+		what = "way back asked for by "
+	}
+	return ifSet(what, r.WishBy)
 }
 
 // hold is how long publishers have waited.

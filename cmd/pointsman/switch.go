@@ -358,6 +358,9 @@ func writeSwitch(w io.Writer, st admin.SwitchStatus) {
 		if len(st.Switches) > 0 {
 			d := st.Switches[0]
 			fmt.Fprintln(w, asked(d.Who, d.Why, d.Started, d.Ended))
+			if by := lastWord(d.Record); by != "" {
+				fmt.Fprintln(w, by)
+			}
 		}
 	}
 	writeFailover(w, st)

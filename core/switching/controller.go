@@ -1,6 +1,7 @@
 package switching
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -25,6 +26,7 @@ type Controller struct {
 	epoch           uint64 // that the flip writes
 	rev             uint64 // of the record, as last read or written
 	wish            Wish
+	wishBy          string
 	stage           stage
 	base            route.Entry // the entry that prepare replaces; zero when absent
 	// Until when the topic may be prepared and fenced, and the proxies may take to report the eviction; zero before.
@@ -192,7 +194,7 @@ func (c Controller) reason(now time.Time) string {
 	case c.abort != "":
 		return c.abort
 	case c.wish == WishAbort:
-		return "aborted by the operator"
+		return "aborted by " + cmp.Or(c.wishBy, "the operator")
 	case c.stage >= stagePrepared && !now.Before(by):
 		why := "the time that a topic may be " + state + " is over"
 		if c.waiting != "" {
@@ -253,7 +255,7 @@ func (c *Controller) Observe(now time.Time, step Step, r Report) {
 			c.stage = stageRead
 		}
 	case WorkSurvey:
-		c.rev, c.wish = r.Record.Rev, r.Record.Wish
+		c.hear(r.Record)
 		switch {
 		case r.Record.Attempt != c.key.Attempt || r.Record.Return != c.back || r.Record.State.Over():
 			c.stage = stageRead
@@ -295,6 +297,9 @@ func (c *Controller) Observe(now time.Time, step Step, r Report) {
 		c.stage = stageEnd
 	}
 }
+
+// hear takes what the record says of the operator's wish, and which revision that was.
+func (c *Controller) hear(rec RecordState) { c.rev, c.wish, c.wishBy = rec.Rev, rec.Wish, rec.WishBy }
 
 // wrote takes the outcome of a write of entry and record.
 func (c *Controller) wrote(now time.Time, step Step, r Report) {
@@ -358,7 +363,7 @@ func (c *Controller) reconcile(now time.Time, r Report) {
 		return
 	}
 	e, rec := r.Entry, r.Record
-	c.rev, c.wish = rec.Rev, rec.Wish
+	c.hear(rec)
 	mine := !r.Absent && KeyOf(e) == c.key
 	switch {
 	case rec.Attempt != c.key.Attempt:

@@ -167,7 +167,7 @@ func (c *Controller) afterReports(end State) {
 // reconcileDrain goes on from what the map says, of a drain (C7).
 func (c *Controller) reconcileDrain(now time.Time, r Report) {
 	e, rec := r.Entry, r.Record
-	c.rev, c.wish = rec.Rev, rec.Wish
+	c.hear(rec)
 	if rec.State == StateEvicting || rec.State == StateDraining {
 		c.notes = rec.Note // a drain outlives its leaders
 	}

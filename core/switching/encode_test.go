@@ -82,7 +82,7 @@ func appendHandle(dst []byte, h *handle) []byte {
 }
 
 func appendController(dst []byte, c *Controller) []byte {
-	constant(c.claims + c.notes + c.waiting)
+	constant(c.claims + c.notes + c.waiting + c.wishBy)
 	dst = append(dst, byte(c.key.Attempt), byte(c.epoch), byte(c.stage), byte(c.rev), seconds(c.preparedBy), seconds(c.fencedBy), seconds(c.evictedBy),
 		bits(c.abort != "", c.evicted, c.wish != "", c.back), stateCode(c.end))
 	if c.drains {
@@ -110,6 +110,7 @@ func appendText(dst []byte, text string) []byte {
 }
 
 func appendRecordState(dst []byte, r RecordState) []byte {
+	constant(r.WishBy)
 	return append(dst, byte(r.Rev), byte(r.Attempt)|bits(r.Wish != "", r.Return)<<4, stateCode(r.State))
 }
 
@@ -173,7 +174,7 @@ func TestTheModelKnowsEveryFieldOfTheStates(t *testing.T) {
 	for _, known := range []struct {
 		of     any
 		fields int
-	}{{Gate{}, 5}, {Proxy{}, 11}, {Lease{}, 3}, {Controller{}, 25}, {route.Entry{}, 7}, {RecordState{}, 6}, {world{}, 27}, {proc{}, 23}, {leader{}, 14}, {handle{}, 10}, {budget{}, 13}} {
+	}{{Gate{}, 5}, {Proxy{}, 11}, {Lease{}, 3}, {Controller{}, 26}, {route.Entry{}, 7}, {RecordState{}, 7}, {world{}, 27}, {proc{}, 23}, {leader{}, 14}, {handle{}, 10}, {budget{}, 13}} {
 		if n := reflect.TypeOf(known.of).NumField(); n != known.fields {
 			t.Errorf("%T has %d fields, and appendWorld was written for %d: add the new one, or worlds that differ count as one", known.of, n, known.fields)
 		}

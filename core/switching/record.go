@@ -89,7 +89,9 @@ type Record struct {
 	Mode    Mode   `json:"mode"`
 	State   State  `json:"state"`
 	Wish    Wish   `json:"wish,omitempty"`
-	Epoch   uint64 `json:"epoch"` // the epoch that the flip writes; a return writes the next one
+	// WishBy is who has spoken last since Who asked: of the Wish, or, without one, of the resume or of the way back.
+	WishBy string `json:"wish_by,omitempty"`
+	Epoch  uint64 `json:"epoch"` // the epoch that the flip writes; a return writes the next one
 	// Return, of mode drain: this attempt leads back from To to From, which keep their meaning. When it is given up, it is false again and the
 	// switch drains on.
 	Return bool `json:"return,omitempty"`
@@ -200,7 +202,7 @@ type After struct {
 func (r Record) Again(now time.Time) Record {
 	r.Rev++
 	r.Attempt++
-	r.State, r.Wish, r.Note, r.Runner, r.Return = StateRequested, "", "", "", false
+	r.State, r.Wish, r.WishBy, r.Note, r.Runner, r.Return = StateRequested, "", "", "", "", false
 	r.Started, r.Fenced, r.Flipped, r.Ended = now, time.Time{}, time.Time{}, time.Time{}
 	r.Receipt, r.Ruled, r.Floor = nil, false, nil
 	return r
@@ -211,7 +213,7 @@ func (r Record) Again(now time.Time) Record {
 func (r Record) Back() Record {
 	r.Rev++
 	r.Attempt++
-	r.State, r.Wish, r.Note, r.Runner, r.Return = StateRequested, "", "", "", true
+	r.State, r.Wish, r.WishBy, r.Note, r.Runner, r.Return = StateRequested, "", "", "", "", true
 	r.Ruled, r.Floor = false, nil
 	return r
 }

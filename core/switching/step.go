@@ -95,6 +95,7 @@ type RecordState struct {
 	Attempt uint32
 	State   State
 	Wish    Wish // read only
+	WishBy  string
 	Note    string
 	Return  bool
 }

@@ -314,8 +314,8 @@ type SwitchCommand struct {
 	Force      bool   `json:"force,omitempty"`      // resume, reverse: in spite of warnings
 	DryRun     bool   `json:"dry_run,omitempty"`    // reverse: only the preflight
 	Reversible bool   `json:"reversible,omitempty"` // resume, reverse: as of SwitchRequest
-	Who        string `json:"who,omitempty"`        // reverse; pause of a batch
-	Why        string `json:"why,omitempty"`        // the same
+	Who        string `json:"who,omitempty"`        // who gives the command
+	Why        string `json:"why,omitempty"`        // reverse; pause of a batch
 	// OnBlocked, when not "", is what a batch does from now on with topics that a preflight does not let move: resume and reverse.
 	OnBlocked switching.OnBlocked `json:"on_blocked,omitempty"`
 }

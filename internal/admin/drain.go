@@ -122,7 +122,7 @@ func (s *Server) takeBack(ctx context.Context, r *SwitchCommand, records []switc
 	if err := judged(checks, r.Force); err != nil {
 		return nil, err
 	}
-	return s.wish(ctx, r.ID, func(rec *switching.Record) error {
+	return s.wish(ctx, r.ID, r.Who, func(rec *switching.Record) error {
 		if rec.State != switching.StateDraining || rec.Return {
 			return tooLate(*rec, "it has changed meanwhile; look with `pointsman switch status %s`")
 		}

@@ -191,7 +191,7 @@ func (r *failoverRun) abortWaiting(ctx context.Context) error {
 		if !notBegun(&rec, &r.order) {
 			continue
 		}
-		if err := r.s.wishAbort(ctx, rec); err != nil {
+		if err := r.s.wishAbort(ctx, rec, "failover "+r.order.ID); err != nil {
 			return err
 		}
 		r.note(fmt.Sprintf("switch %s of %s was aborted: it had not begun", rec.ID, rec.Topic))
@@ -213,9 +213,9 @@ func concerns(o *switching.Failover, base string) bool {
 	return o.All || slices.Contains(o.Topics, base) || o.Scope != "" && t.In(o.Scope)
 }
 
-// wishAbort asks the leader to give up a switch that is not over, if that is still possible.
-func (s *Server) wishAbort(ctx context.Context, rec switching.Record) error {
-	err := s.amend(ctx, rec, func(rec *switching.Record) error {
+// wishAbort asks the leader, for who, to give up a switch that is not over, if that is still possible.
+func (s *Server) wishAbort(ctx context.Context, rec switching.Record, who string) error {
+	err := s.amend(ctx, rec, who, func(rec *switching.Record) error {
 		if !rec.State.Over() && rec.State != switching.StateEvicting {
 			rec.Wish = switching.WishAbort
 		}
@@ -263,7 +263,7 @@ func (r *failoverRun) moveOne(ctx context.Context, it failing) (*switching.Recor
 	o := &r.order
 	if e := it.moving; e != nil && e.State != route.StateDraining {
 		var err error
-		if it.moving, err = r.s.freeTopic(ctx, *e); err != nil {
+		if it.moving, err = r.s.freeTopic(ctx, *e, "failover "+o.ID); err != nil {
 			return nil, err
 		}
 	}
@@ -355,14 +355,14 @@ func (s *Server) leaveBehind(ctx context.Context, o *switching.Failover, topics 
 	return &Error{Code: CodeConflict, Message: fmt.Sprintf("the map changed %d times while topics were to be left behind", wishAttempts), Remedy: "order the failover again"}
 }
 
-// freeTopic has a planned switch of a topic aborted, and waits for the end of that. What it returns is not nil when the topic drains then: a drain that had just
+// freeTopic has a planned switch of a topic aborted, by who, and waits for the end of that. What it returns is not nil when the topic drains then: a drain that had just
 // begun, or whose way back was given up.
-func (s *Server) freeTopic(ctx context.Context, e route.Entry) (*route.Entry, error) {
+func (s *Server) freeTopic(ctx context.Context, e route.Entry, who string) (*route.Entry, error) {
 	ctx, cancel := context.WithTimeout(ctx, abortPatience)
 	defer cancel()
 	rec, err := s.store.Switch(ctx, e.SwitchID)
 	if err == nil {
-		err = s.wishAbort(ctx, rec)
+		err = s.wishAbort(ctx, rec, who)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("switch %s stands in the way and could not be aborted: %w", e.SwitchID, err)

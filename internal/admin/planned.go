@@ -282,7 +282,7 @@ func (s *Server) handleAbort(ctx context.Context, r *SwitchCommand) (any, error)
 	if b, ok, err := s.storedBatch(ctx, r.ID); err != nil || ok {
 		return orError(func() (*SwitchStatus, error) { return s.abortBatch(ctx, b) }, err)
 	}
-	return s.wish(ctx, r.ID, func(rec *switching.Record) error {
+	return s.wish(ctx, r.ID, r.Who, func(rec *switching.Record) error {
 		switch {
 		case rec.State.Over():
 			return tooLate(*rec, "it has ended; to bring the topic back, `pointsman switch reverse %s`")
@@ -301,7 +301,7 @@ func (s *Server) handlePause(ctx context.Context, r *SwitchCommand) (any, error)
 	if b, ok, err := s.storedBatch(ctx, r.ID); err != nil || ok {
 		return orError(func() (*SwitchStatus, error) { return s.pauseBatch(ctx, b, r.Who, r.Why) }, err)
 	}
-	return s.wish(ctx, r.ID, func(rec *switching.Record) error {
+	return s.wish(ctx, r.ID, r.Who, func(rec *switching.Record) error {
 		switch {
 		case rec.State.Over():
 			return tooLate(*rec, "it has ended")
@@ -366,7 +366,7 @@ func (s *Server) handleResume(ctx context.Context, r *SwitchCommand) (any, error
 			return nil, err
 		}
 	}
-	return s.wish(ctx, r.ID, func(rec *switching.Record) error {
+	return s.wish(ctx, r.ID, r.Who, func(rec *switching.Record) error {
 		epoch, aborted := again[rec.ID]
 		switch {
 		case aborted && rec.State == switching.StateAborted:
@@ -496,9 +496,9 @@ func (s *Server) planned(ctx context.Context, id string) ([]switching.Record, er
 	return records, nil
 }
 
-// wish changes the records of an id. Of several switches those for which it is too late are skipped, and what else goes wrong is in the answer; for
+// wish changes the records of an id, for who. Of several switches those for which it is too late are skipped, and what else goes wrong is in the answer; for
 // all of them, or a single one, it is the error.
-func (s *Server) wish(ctx context.Context, id string, change func(*switching.Record) error) (any, error) {
+func (s *Server) wish(ctx context.Context, id, who string, change func(*switching.Record) error) (any, error) {
 	records, err := s.planned(ctx, id)
 	if err != nil {
 		return nil, err
@@ -506,7 +506,7 @@ func (s *Server) wish(ctx context.Context, id string, change func(*switching.Rec
 	var skipped, failed []Detail
 	var first error
 	for _, rec := range records {
-		err := s.amend(ctx, rec, change)
+		err := s.amend(ctx, rec, whoOr(who), change)
 		if err == nil {
 			continue
 		}
@@ -533,8 +533,8 @@ func (s *Server) wish(ctx context.Context, id string, change func(*switching.Rec
 	return st, nil
 }
 
-// amend writes a changed record over exactly the one that the change was made on, and begins anew when the leader was faster.
-func (s *Server) amend(ctx context.Context, rec switching.Record, change func(*switching.Record) error) error {
+// amend writes a record that who has changed over exactly the one that the change was made on, and begins anew when the leader was faster.
+func (s *Server) amend(ctx context.Context, rec switching.Record, who string, change func(*switching.Record) error) error {
 	var err error
 	for range wishAttempts {
 		before := rec
@@ -545,8 +545,9 @@ func (s *Server) amend(ctx context.Context, rec switching.Record, change func(*s
 			return nil
 		}
 		rec.Rev++
+		rec.WishBy = who
 		if err = s.store.PutSwitch(ctx, rec); err == nil {
-			s.log.Info("a planned switch was changed by its operator", "switch", rec.ID, "state", rec.State, "wish", rec.Wish, "attempt", rec.Attempt)
+			s.log.Info("a planned switch was changed by its operator", "switch", rec.ID, "state", rec.State, "wish", rec.Wish, "attempt", rec.Attempt, "who", who)
 			return nil
 		}
 		if !errors.Is(err, store.ErrConflict) && !errors.Is(err, store.ErrUnknown) {

@@ -202,9 +202,9 @@ func TestAnAbortGivesTheTopicBackAndResumeTriesAgain(t *testing.T) {
 		c := r.client("p2")
 		st := must(t)(c.StartSwitch(t.Context(), plan("b", topic1)))
 		r.proxies["p2"].Await(t, "the fence", isFenced)
-		must(t)(c.AbortSwitch(t.Context(), admin.SwitchCommand{ID: st.ID}))
+		must(t)(c.AbortSwitch(t.Context(), admin.SwitchCommand{ID: st.ID, Who: "bob@ops"}))
 		st = must(t)(c.WaitSwitch(t.Context(), st.ID, nil))
-		if st.State != "aborted" || !strings.Contains(st.Switches[0].Note, "aborted by the operator") || st.Flipped != 0 {
+		if st.State != "aborted" || st.Switches[0].Note != "aborted by bob@ops" || st.Switches[0].WishBy != "bob@ops" || st.Switches[0].Who != "ann@ops" || st.Flipped != 0 {
 			t.Fatalf("status = %+v", st)
 		}
 		r.expect(topic1, "a", 0)
@@ -214,7 +214,7 @@ func TestAnAbortGivesTheTopicBackAndResumeTriesAgain(t *testing.T) {
 		refused(t, err, admin.CodeConflict, "never left a")
 
 		topic.Fail("")
-		must(t)(c.ResumeSwitch(t.Context(), admin.SwitchCommand{ID: st.ID}))
+		must(t)(c.ResumeSwitch(t.Context(), admin.SwitchCommand{ID: st.ID, Who: "cat@ops"}))
 		st = must(t)(c.WaitSwitch(t.Context(), st.ID, nil))
 		if !st.Done() || st.Switches[0].Attempt != 2 || len(st.Switches[0].Acks) != 6 {
 			t.Errorf("resumed: %+v", st)
@@ -224,6 +224,18 @@ func TestAnAbortGivesTheTopicBackAndResumeTriesAgain(t *testing.T) {
 		refused(t, err, admin.CodeTooLate, "switch reverse "+st.ID)
 		_, err = c.ResumeSwitch(t.Context(), admin.SwitchCommand{ID: st.ID})
 		refused(t, err, admin.CodeTooLate, "is done")
+
+		history, err := r.st.History(t.Context(), 9)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var by []string
+		for _, h := range slices.Backward(history) { // the newest is the first
+			by = append(by, h.Who)
+		}
+		if want := []string{"ann@ops", "ann@ops", "bob@ops", "cat@ops", "cat@ops", "cat@ops"}; !slices.Equal(by, want) {
+			t.Errorf("the map was changed by %v, want %v: prepared, fenced, aborted, prepared, fenced, flipped", by, want)
+		}
 	})
 }
 
@@ -231,11 +243,11 @@ func TestAPauseKeepsASwitchFromBeginning(t *testing.T) {
 	in(t, func(t *testing.T, r *rig) {
 		c := r.client("p1")
 		st := must(t)(c.StartSwitch(t.Context(), plan("b", topic1)))
-		st = must(t)(c.PauseSwitch(t.Context(), admin.SwitchCommand{ID: st.ID}))
-		if st.State != "paused" || !st.Running() {
+		st = must(t)(c.PauseSwitch(t.Context(), admin.SwitchCommand{ID: st.ID, Who: "bob@ops"}))
+		if st.State != "paused" || !st.Running() || st.Switches[0].WishBy != "bob@ops" {
 			t.Errorf("paused: %+v", st)
 		}
-		must(t)(c.PauseSwitch(t.Context(), admin.SwitchCommand{ID: st.ID})) // twice does no harm
+		must(t)(c.PauseSwitch(t.Context(), admin.SwitchCommand{ID: st.ID, Who: "cat@ops"})) // twice does no harm
 		ctl, _ := admintest.Lead(t, r.st.Join(), "p1", &admintest.Topic{})
 		ctl.Nudge()
 		synctest.Wait()
@@ -257,11 +269,11 @@ func TestAPauseKeepsASwitchFromBeginning(t *testing.T) {
 		_, err = c.ResumeSwitch(t.Context(), admin.SwitchCommand{ID: st.ID})
 		refused(t, err, admin.CodePreflight, "3 entries have no copy")
 		synctest.Wait()
-		if st = must(t)(c.Switch(t.Context(), st.ID)); st.State != "paused" {
+		if st = must(t)(c.Switch(t.Context(), st.ID)); st.State != "paused" || st.Switches[0].WishBy != "bob@ops" {
 			t.Errorf("refused: %+v", st)
 		}
-		must(t)(c.ResumeSwitch(t.Context(), admin.SwitchCommand{ID: st.ID, Force: true}))
-		if st = must(t)(c.WaitSwitch(t.Context(), st.ID, nil)); !st.Done() || st.Switches[0].Attempt != 1 {
+		must(t)(c.ResumeSwitch(t.Context(), admin.SwitchCommand{ID: st.ID, Force: true, Who: "cat@ops"}))
+		if st = must(t)(c.WaitSwitch(t.Context(), st.ID, nil)); !st.Done() || st.Switches[0].Attempt != 1 || st.Switches[0].WishBy != "cat@ops" {
 			t.Errorf("resumed: %+v", st)
 		}
 		_, err = c.PauseSwitch(t.Context(), admin.SwitchCommand{ID: st.ID})

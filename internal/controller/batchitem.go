@@ -100,7 +100,7 @@ func (d *batchDriver) follow(ctx context.Context, j job, rec switching.Record) (
 		case <-done:
 		case <-given:
 			rec.Rev++
-			rec.Wish = switching.WishAbort
+			rec.Wish, rec.WishBy = switching.WishAbort, "batch "+j.b.ID
 			if err := d.c.cfg.Store.PutSwitch(ctx, rec); err != nil && !errors.Is(err, store.ErrConflict) && !errors.Is(err, store.ErrUnknown) {
 				return e, err
 			}

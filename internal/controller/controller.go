@@ -7,6 +7,7 @@
 package controller
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -315,7 +316,7 @@ func (d *driver) drive(ctx context.Context) {
 			d.topic.Close()
 		}
 	}()
-	d.log.Info("driving a switch", "mode", d.rec.Mode, "return", d.rec.Return, "from", d.rec.From, "to", d.rec.To, "state", d.rec.State, "who", d.rec.Who, "why", d.rec.Why)
+	d.log.Info("driving a switch", "mode", d.rec.Mode, "return", d.rec.Return, "from", d.rec.From, "to", d.rec.To, "state", d.rec.State, "who", cmp.Or(d.rec.WishBy, d.rec.Who), "why", d.rec.Why)
 	d.prepare(ctx)
 	machine, aborting := switching.NewController(d.rec), false
 	refused := 0 // writes in a row that found something else, or have no answer

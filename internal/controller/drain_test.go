@@ -252,6 +252,20 @@ func TestWhatWasPublishedMeanwhileIsCopiedBackByAReturn(t *testing.T) {
 	}
 }
 
+// What the operator wanted of a way back is done when it is given up: nobody wants the drain to be aborted.
+func TestAWayBackThatWasGivenUpLeavesNoWishBehind(t *testing.T) {
+	w := newWorld(t)
+	d := newDriver(w.controller("p1", w.st), newUnseen(), switching.Record{
+		ID: "sw-1", Rev: 7, Attempt: 2, Mode: switching.ModeDrain, State: switching.StateFenced, Return: true, Wish: switching.WishAbort, WishBy: "bob",
+	})
+	if rec := d.next(switching.RecordState{Rev: 8, Attempt: 2, State: switching.StateFenced, Return: true}); rec.Wish != switching.WishAbort || rec.WishBy != "bob" {
+		t.Errorf("on its way back: %+v", rec)
+	}
+	if rec := d.next(switching.RecordState{Rev: 8, Attempt: 2, State: switching.StateDraining}); rec.Wish != "" || rec.WishBy != "" {
+		t.Errorf("given up: %+v", rec)
+	}
+}
+
 // After the first message on the new cluster there is no way back, and the drain goes on.
 func TestAReturnIsGivenUpWhenSomebodyHadAMessage(t *testing.T) {
 	t.Parallel()

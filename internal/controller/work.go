@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -106,7 +107,7 @@ func (d *driver) readRecord(ctx context.Context) error {
 }
 
 func recordState(r switching.Record) switching.RecordState {
-	return switching.RecordState{Rev: r.Rev, Attempt: r.Attempt, State: r.State, Wish: r.Wish, Note: r.Note, Return: r.Return}
+	return switching.RecordState{Rev: r.Rev, Attempt: r.Attempt, State: r.State, Wish: r.Wish, WishBy: r.WishBy, Note: r.Note, Return: r.Return}
 }
 
 // next is the record that a step asks for.
@@ -114,6 +115,9 @@ func (d *driver) next(s switching.RecordState) switching.Record {
 	rec := d.rec
 	rec.Receipt = cloneReceipt(rec.Receipt)
 	rec.Rev, rec.State, rec.Note, rec.Runner, rec.Return = s.Rev, s.State, s.Note, d.c.cfg.ID, s.Return
+	if d.rec.Return && !s.Return {
+		rec.Wish, rec.WishBy = "", "" // it was given up as was wanted, and nobody wants anything of the drain
+	}
 	now := time.Now()
 	switch {
 	case s.State == switching.StateFenced:
@@ -131,7 +135,7 @@ func (d *driver) write(ctx context.Context, step switching.Step) switching.Repor
 	rec := d.next(step.Record)
 	after := step.After
 	change := store.Change{
-		Switch: &rec, Who: d.rec.Who, Why: fmt.Sprintf("switch %s: %s", d.key.Switch, step.Record.State), At: time.Now(),
+		Switch: &rec, Who: cmp.Or(d.rec.WishBy, d.rec.Who), Why: fmt.Sprintf("switch %s: %s", d.key.Switch, step.Record.State), At: time.Now(),
 		Entries: []store.EntryChange{{Topic: d.base, After: &after}},
 	}
 	if before := step.Before; before.Topic != "" {
