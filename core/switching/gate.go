@@ -31,7 +31,7 @@ type Action uint8
 const (
 	// Pass: as on any topic.
 	Pass Action = iota
-	// Hold: keep it, bounded in number, bytes and time (HoldLimit), until the standing changes; then judge it again.
+	// Hold: keep it, bounded in number, bytes and time (the session bounds it, and answers with an error that clients retry), until the standing changes; then judge it again.
 	Hold
 	// Drop: the other side still has it unacknowledged and sends it again once the handle has been closed.
 	Drop
@@ -57,7 +57,8 @@ type Table struct {
 //
 // A SEND that must wait is dropped and not kept: the client holds it until its receipt, and keeping it would stop every other topic
 // of the connection. So a proxy that loses its lease under a prepared topic poisons the producers that send, and closes them when
-// it has a lease again.
+// it has a lease again. Not before: they would come back over the same connection, to wait for the same lease. Until then the send timeout of the client
+// is the error that tells them.
 func Admit(s Standing) Table {
 	var t Table
 	if s.Aged {

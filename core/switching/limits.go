@@ -13,9 +13,6 @@ const (
 	ResumeLimit = 5 * time.Second
 	// EvictLimit is how long the proxies may take to tell their clients after the flip; then the switch ends as incomplete.
 	EvictLimit = 30 * time.Second
-	// HoldLimit is how long a proxy without a lease holds the commands of a topic in a switch; then it answers with an error that
-	// clients retry, and calls itself not ready, so that they find another proxy.
-	HoldLimit = 20 * time.Second
 	// BrokerKeepAlive is the keep-alive interval of a broker (keepAliveIntervalSeconds).
 	BrokerKeepAlive = 30 * time.Second
 	// SettleTime is after how long a broker has read or dropped what a connection that ended had sent: a broker closes a connection
