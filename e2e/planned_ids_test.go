@@ -224,3 +224,105 @@ func storedIDsMeanTheSame(t *testing.T, client Client, proxies [2]*Pointsman, cl
 		t.Errorf("back on cluster %s a seek of an id of cluster %s begins at %d, want %d", clusters[0].Name, clusters[1].Name, got, baseline+part)
 	}
 }
+
+// SW-02, SW-03: a consumer of several topics, by their names or by a pattern, while one of them moves and comes back: everything once and in order. And a seek by time, of a
+// consumer and a reader, begins at the same message on either cluster, wherever that was published.
+func TestConsumersOfSeveralTopicsAndSeeksByTime(t *testing.T) {
+	raiseLedgers(t, rig.A)
+	proxies := pair(t)
+	for _, client := range artifacts.Clients {
+		if client == Rust { // its driver has neither
+			continue
+		}
+		t.Run(string(client), func(t *testing.T) {
+			t.Parallel()
+			stem := newTopic("acme/geo", "several-"+string(client))
+			severalTopics(t, client, proxies, stem, []string{stem + "-one", stem + "-two"})
+		})
+	}
+}
+
+// severalTopics moves the first of the topics from cluster a to b and back. Numbers of topic i begin at i × 10,000.
+func severalTopics(t *testing.T, client Client, proxies [2]*Pointsman, stem string, topics []string) {
+	t.Helper()
+	const part, apart, rounds = 200, 10_000, 4
+	for _, topic := range topics {
+		setRoute(t, proxies[0], topic, "a")
+		for _, p := range proxies {
+			awaitRouteOn(t, p, topic, "a")
+		}
+	}
+	acks := make([][]iter.Seq[Message], len(topics))
+	begins := map[int]float64{} // ms since 1970: before the first number of a round on the first topic, and after the last one of the round before
+	published := 0
+	publish := func() {
+		t.Helper()
+		for i, topic := range topics {
+			got := runDriver(t, 30*time.Second, client, "produce", "--url", proxies[0].URL, "--topic", topic, "--count", strconv.Itoa(part), "--start", strconv.Itoa(i*apart+published), "--rate", "2000")
+			if got.Acks.Len() != part {
+				t.Fatalf("%d receipts of %s, want %d", got.Acks.Len(), topic, part)
+			}
+			acks[i] = append(acks[i], got.Acks.All())
+			if i == 0 {
+				begins[published+part] = got.Acks.At(part-1).T + 1
+			}
+		}
+		published += part
+	}
+	// seek wants a new subscription and a reader of the first topic to begin with that number by its time.
+	seek := func(first int) {
+		t.Helper()
+		at := strconv.FormatInt(int64(begins[first]), 10)
+		flags := []string{"--url", proxies[1].URL, "--topic", topics[0], "--from-time", at}
+		for what, got := range map[string]Record{
+			"consumer": runDriver(t, 60*time.Second, client, "consume", append(flags, "--sub", fmt.Sprintf("time-%d", topicSeq.Add(1)), "--count", strconv.Itoa(published-first), "--linger", "1000")...),
+			"reader":   runDriver(t, 60*time.Second, client, "reader", append(flags, "--to-end", "true")...),
+		} {
+			if len(got.Errors) > 0 || got.Recvs.Len() != published-first {
+				t.Errorf("after %d messages a seek of a %s by the time of number %d gave %d messages, want %d; errors %v", published, what, first, got.Recvs.Len(), published-first, got.Errors)
+			}
+			for i := range got.Recvs.Len() {
+				if n := got.Recvs.At(i).N; n != int64(first+i) {
+					t.Errorf("after %d messages a seek of a %s by the time of number %d: message %d is number %d", published, what, first, i, n)
+					break
+				}
+			}
+		}
+	}
+	publish()
+	all := rounds * part * len(topics)
+	end := []string{"--count", strconv.Itoa(all), "--idle", "90000", "--linger", "2000"}
+	consumers := map[string]*Driver{
+		"by names":   startDriver(t, client, "consume", append(end, "--url", proxies[1].URL, "--sub", "names", "--topic", strings.Join(topics, ","))...),
+		"by pattern": startDriver(t, client, "consume", append(end, "--url", proxies[1].URL, "--sub", "pattern", "--topic", stem+"-.*", "--pattern", "true")...),
+	}
+	caughtUp := func() {
+		t.Helper()
+		for how, c := range consumers {
+			await(t, c, fmt.Sprintf("everything, %s", how), func(r Record) bool { return r.Recvs.Len() >= published*len(topics) })
+		}
+	}
+	publish()
+	caughtUp()
+	seek(part)
+	plannedDone(t, proxies[0], topics[0], rig.B)
+	publish()
+	caughtUp()
+	seek(part)
+	seek(2 * part)
+	plannedDone(t, proxies[1], topics[0], rig.A)
+	publish()
+	seek(part)
+	seek(2 * part)
+	seek(3 * part)
+	for how, c := range consumers {
+		record := finish(t, 60*time.Second, c)
+		for i, topic := range topics {
+			d := Compare(Joined(acks[i]...), record.Recvs.Where(func(m Message) bool { return m.N/apart == int64(i) }))
+			want(t, fmt.Sprintf("the consumer %s, of %s", how, topic), d, published)
+		}
+		if len(record.Errors) > 0 {
+			t.Errorf("the consumer %s: %v", how, record.Errors)
+		}
+	}
+}

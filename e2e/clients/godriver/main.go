@@ -56,11 +56,11 @@ type driver struct {
 	url, readURL, ca, topic, topics, rates   string
 	sub, kind, ack, subs, from               string
 	count, start, rate, idle, linger, keys   int64
-	skip                                     int64
+	skip, fromTime                           int64
 	size, consumers, lag                     int
 	chunkSize                                uint
 	batch, synchronous, chunk, replicatedSub bool
-	reader, toEnd, ids                       bool
+	reader, toEnd, ids, pattern              bool
 }
 
 func main() {
@@ -88,6 +88,7 @@ func main() {
 	flags.StringVar(&d.ack, "ack", "individual", "individual or cumulative acknowledgements")
 	flags.StringVar(&d.subs, "subs", "", "subscriptions of live: name:type:ack:consumers, comma-separated")
 	flags.StringVar(&d.from, "from", "", "message id to begin behind, or to seek")
+	flags.Int64Var(&d.fromTime, "from-time", 0, "ms since 1970 to seek")
 	flags.Int64Var(&d.skip, "skip", 0, "numbers divisible by it are not acknowledged")
 	flags.IntVar(&d.lag, "lag", 0, "messages in hand")
 	flags.Int64Var(&d.count, "count", 1, "messages")
@@ -110,6 +111,7 @@ func main() {
 	asBool("reader", &d.reader, false)
 	asBool("to-end", &d.toEnd, false)
 	asBool("ids", &d.ids, false)
+	asBool("pattern", &d.pattern, false)
 	_ = flags.Parse(os.Args[2:]) // ExitOnError
 
 	client, err := d.connect(d.url)
@@ -274,15 +276,24 @@ func (d *driver) storedID() (pulsar.MessageID, error) {
 }
 
 func (d *driver) subscribe(client pulsar.Client, topic string, k int, s sub, c int) (pulsar.Consumer, error) {
-	consumer, err := client.Subscribe(pulsar.ConsumerOptions{
-		Topic: topic, SubscriptionName: s.name, Type: s.kind, Name: fmt.Sprintf("consumer-%d", c),
+	options := pulsar.ConsumerOptions{
+		SubscriptionName: s.name, Type: s.kind, Name: fmt.Sprintf("consumer-%d", c),
 		SubscriptionInitialPosition: pulsar.SubscriptionPositionEarliest, ReplicateSubscriptionState: d.replicatedSub,
-	})
+	}
+	if d.pattern {
+		options.TopicsPattern = topic
+	} else {
+		options.Topics = strings.Split(topic, ",")
+	}
+	consumer, err := client.Subscribe(options)
 	if err == nil && d.from != "" {
 		var id pulsar.MessageID
 		if id, err = d.storedID(); err == nil {
 			err = consumer.Seek(id)
 		}
+	}
+	if err == nil && d.fromTime > 0 {
+		err = consumer.SeekByTime(time.UnixMilli(d.fromTime))
 	}
 	if err == nil {
 		d.emit(event{E: "ready", What: "consumer", K: k, C: c})
@@ -376,6 +387,9 @@ func (d *driver) openReader(client pulsar.Client, topic string, k int) (pulsar.R
 		return nil, err
 	}
 	reader, err := client.CreateReader(pulsar.ReaderOptions{Topic: topic, StartMessageID: id})
+	if err == nil && d.fromTime > 0 {
+		err = reader.SeekByTime(time.UnixMilli(d.fromTime))
+	}
 	if err == nil {
 		d.emit(event{E: "ready", What: "reader", K: k})
 	}

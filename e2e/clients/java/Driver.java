@@ -24,6 +24,7 @@ import java.util.zip.CRC32;
 import org.apache.pulsar.client.api.BatcherBuilder;
 import org.apache.pulsar.client.api.ClientBuilder;
 import org.apache.pulsar.client.api.Consumer;
+import org.apache.pulsar.client.api.ConsumerBuilder;
 import org.apache.pulsar.client.api.Message;
 import org.apache.pulsar.client.api.MessageId;
 import org.apache.pulsar.client.api.Producer;
@@ -239,12 +240,21 @@ public final class Driver {
             case "key_shared" -> SubscriptionType.Key_Shared;
             default -> SubscriptionType.Exclusive;
         };
-        Consumer<byte[]> consumer = client.newConsumer().topic(topic)
+        ConsumerBuilder<byte[]> builder = client.newConsumer()
                 .subscriptionName(sub.name()).subscriptionType(type)
                 .consumerName("consumer-" + c).replicateSubscriptionState(bool("replicated", false))
-                .subscriptionInitialPosition(SubscriptionInitialPosition.Earliest).subscribe();
+                .subscriptionInitialPosition(SubscriptionInitialPosition.Earliest);
+        if (bool("pattern", false)) {
+            builder.topicsPattern(topic);
+        } else {
+            builder.topic(topic.split(","));
+        }
+        Consumer<byte[]> consumer = builder.subscribe();
         if (flags.containsKey("from")) {
             consumer.seek(storedId());
+        }
+        if (flags.containsKey("from-time")) {
+            consumer.seek(num("from-time", 0));
         }
         emit("{\"e\":\"ready\",\"what\":\"consumer\",\"k\":" + k + ",\"c\":" + c + "}");
         return consumer;
@@ -325,6 +335,9 @@ public final class Driver {
     private Reader<byte[]> openReader(PulsarClient client, String topic, int k) throws PulsarClientException {
         MessageId from = flags.containsKey("from") ? storedId() : MessageId.earliest;
         Reader<byte[]> reader = client.newReader().topic(topic).startMessageId(from).create();
+        if (flags.containsKey("from-time")) {
+            reader.seek(num("from-time", 0));
+        }
         emit("{\"e\":\"ready\",\"what\":\"reader\",\"k\":" + k + "}");
         return reader;
     }

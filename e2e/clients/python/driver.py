@@ -4,6 +4,7 @@ import argparse
 import base64
 import collections
 import json
+import re
 import sys
 import threading
 import time
@@ -163,8 +164,9 @@ class Driver:
         return pulsar.MessageId.deserialize(base64.b64decode(self.args.from_id))
 
     def subscribe(self, client, topic, k, sub, c):
+        names = topic.split(",")
         consumer = client.subscribe(
-            topic,
+            re.compile(topic) if self.args.pattern else names if len(names) > 1 else topic,
             sub.name,
             consumer_type=TYPES[sub.kind],
             consumer_name="consumer-%d" % c,
@@ -173,6 +175,8 @@ class Driver:
         )
         if self.args.from_id:
             consumer.seek(self.stored_id())
+        if self.args.from_time:
+            consumer.seek(self.args.from_time)
         emit(e="ready", what="consumer", k=k, c=c)
         return consumer
 
@@ -220,6 +224,8 @@ class Driver:
 
     def open_reader(self, client, topic, k):
         reader = client.create_reader(topic, self.stored_id() if self.args.from_id else pulsar.MessageId.earliest)
+        if self.args.from_time:
+            reader.seek(self.args.from_time)
         emit(e="ready", what="reader", k=k)
         return reader
 
@@ -366,10 +372,10 @@ def main():
     parser.add_argument("--sub", default="e2e")
     parser.add_argument("--type", default="exclusive", choices=sorted(TYPES))
     for name, value in (("count", 1), ("start", 0), ("rate", 0), ("size", 64), ("keys", 0), ("consumers", 1),
-                        ("idle", 20000), ("linger", 300), ("skip", 0), ("lag", 0)):
+                        ("idle", 20000), ("linger", 300), ("skip", 0), ("lag", 0), ("from-time", 0)):
         parser.add_argument("--" + name, type=int, default=value)
     for name, value in (("batch", True), ("sync", False), ("chunk", False), ("replicated", False),
-                        ("reader", False), ("to-end", False), ("ids", False)):
+                        ("reader", False), ("to-end", False), ("ids", False), ("pattern", False)):
         parser.add_argument("--" + name, type=boolean, default=value)
     args = parser.parse_args()
     start(flush_for_ever)
