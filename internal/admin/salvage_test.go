@@ -40,6 +40,7 @@ func TestTheDrainsThatAFailoverEndsAreSalvagedWithIt(t *testing.T) {
 		}
 		r.drainsBy("sw-drain-2", topic2, "a", "b")
 		r.set("persistent://acme/orders/t3", "a")
+		time.Sleep(time.Millisecond) // the ids of orders are times
 		both := must(t)(r.switchAndWait(failover("a", "b", topic2, "persistent://acme/orders/t3")))
 		if !both.Done() || both.Flipped != 2 || len(both.Switches) != 2 {
 			t.Errorf("status of an order with a drain: %+v", both)
@@ -57,6 +58,7 @@ func TestTheDrainsThatAFailoverEndsAreSalvagedWithIt(t *testing.T) {
 		topic4, topic5 := "persistent://acme/orders/t4", "persistent://acme/orders/t5"
 		r.drainsBy("sw-drain-4", topic4, "a", "b")
 		r.set(topic5, "a")
+		time.Sleep(time.Millisecond)
 		third := must(t)(r.switchAndWait(failover("a", "c", topic4, topic5)))
 		found, err := r.client("p1").Salvage(t.Context(), third.ID, 10, "")
 		if q := r.salvaged; err != nil || q.To != "c" || !slices.Equal(q.Topics, []string{topic5}) || len(found.Unread) != 1 || !strings.HasPrefix(found.Unread[0], topic4) {
