@@ -109,10 +109,11 @@ func (c *Cluster) TopicsOf(ctx context.Context, topic string) ([]string, error) 
 	return found, nil
 }
 
-// Stats reads the statistics of one topic or partition.
+// Stats reads the statistics of one topic or partition, with backlogs that are counted: those that brokers keep account of are one too many after a cursor was placed at the end of a log
+// that was emptied.
 func (c *Cluster) Stats(ctx context.Context, topic string) (TopicStats, error) {
 	var stats TopicStats
-	err := c.Admin(ctx, http.MethodGet, "/admin/v2/"+adminPath(topic)+"/stats", nil, &stats)
+	err := c.Admin(ctx, http.MethodGet, "/admin/v2/"+adminPath(topic)+"/stats?getPreciseBacklog=true", nil, &stats)
 	return stats, err
 }
 
