@@ -102,6 +102,13 @@ func writeBatch(w io.Writer, st admin.SwitchStatus) {
 		fmt.Fprintln(w, batchProgress(b, time.Now()))
 		fmt.Fprintln(w, asked(b.Who, b.Why, b.Started, b.Ended))
 	}
+	switch {
+	case b.WishBy == "":
+	case b.Abort || b.State == switching.BatchAborted:
+		fmt.Fprintln(w, "abort asked for by", b.WishBy)
+	case b.Pause == nil:
+		fmt.Fprintln(w, "resumed by", b.WishBy)
+	}
 	if b.Pause != nil {
 		fmt.Fprintf(w, "paused by gate %s: %s\n", b.Pause.Gate, b.Pause.Why)
 		fmt.Fprintf(w, "to go on: pointsman switch resume %s%s; to give it up: pointsman switch abort %s\n", b.ID, resumeHint(b), b.ID)

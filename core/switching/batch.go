@@ -114,6 +114,8 @@ type Batch struct {
 	Pause     *BatchPause `json:"pause,omitempty"`
 	// Abort tells that it is to be given up.
 	Abort bool `json:"abort,omitempty"`
+	// WishBy is who has spoken last since Who asked: of the abort or of the pause, or, without them, of the resume.
+	WishBy string `json:"wish_by,omitempty"`
 	// Resumed counts how often somebody has resumed it: what has failed or was blocked is tried again. Retried is how many of them the leader has taken up.
 	Resumed uint32 `json:"resumed,omitempty"`
 	Retried uint32 `json:"retried,omitempty"`

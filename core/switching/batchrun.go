@@ -158,7 +158,7 @@ func (r *BatchRun) Saved(from, to int) { clear(r.dirty[from:to]) }
 
 // Observe takes a record that somebody else has written over the one that this run goes by: only what operators may change counts, and that it is over.
 func (r *BatchRun) Observe(b Batch) {
-	r.b.Rev, r.b.Abort, r.b.Pause, r.b.Resumed, r.b.Limits = b.Rev, b.Abort, b.Pause, b.Resumed, b.Limits
+	r.b.Rev, r.b.Abort, r.b.Pause, r.b.WishBy, r.b.Resumed, r.b.Limits = b.Rev, b.Abort, b.Pause, b.WishBy, b.Resumed, b.Limits
 	if over := b.State.Over(); over || r.b.State.Over() {
 		r.overtaken, r.written = over, r.written || over
 		r.b.State, r.b.Ended, r.b.Note = b.State, b.Ended, b.Note

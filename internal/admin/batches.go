@@ -464,16 +464,16 @@ func (s *Server) addSwitches(ctx context.Context, st *SwitchStatus, ids []string
 }
 
 // wishBatch changes the record of a batch over exactly the one that the change was made on, and begins anew when the leader was faster.
-func (s *Server) wishBatch(ctx context.Context, b switching.Batch, change func(*switching.Batch) error) (*SwitchStatus, error) {
+func (s *Server) wishBatch(ctx context.Context, b switching.Batch, who string, change func(*switching.Batch) error) (*SwitchStatus, error) {
 	for range wishAttempts {
 		before := b
 		if err := change(&b); err != nil {
 			return nil, err
 		}
-		b.Rev = before.Rev + 1
+		b.Rev, b.WishBy = before.Rev+1, whoOr(who)
 		err := s.store.PutBatch(ctx, b)
 		if err == nil {
-			s.log.Info("a batch was changed by its operator", "batch", b.ID, "state", b.Shown(), "abort", b.Abort, "resumed", b.Resumed)
+			s.log.Info("a batch was changed by its operator", "batch", b.ID, "who", b.WishBy, "state", b.Shown(), "abort", b.Abort, "resumed", b.Resumed)
 			s.nudge()
 			return s.batchStatus(ctx, b)
 		}
@@ -492,8 +492,8 @@ func batchTooLate(b switching.Batch, why string) error {
 }
 
 // abortBatch gives a batch up: what has moved stays moved.
-func (s *Server) abortBatch(ctx context.Context, b switching.Batch) (*SwitchStatus, error) {
-	return s.wishBatch(ctx, b, func(b *switching.Batch) error {
+func (s *Server) abortBatch(ctx context.Context, b switching.Batch, who string) (*SwitchStatus, error) {
+	return s.wishBatch(ctx, b, who, func(b *switching.Batch) error {
 		if b.State.Over() {
 			return batchTooLate(*b, "it has ended; to bring its topics back, `pointsman switch reverse "+b.ID+"`")
 		}
@@ -504,7 +504,7 @@ func (s *Server) abortBatch(ctx context.Context, b switching.Batch) (*SwitchStat
 
 // pauseBatch keeps more of it from beginning.
 func (s *Server) pauseBatch(ctx context.Context, b switching.Batch, who, why string) (*SwitchStatus, error) {
-	return s.wishBatch(ctx, b, func(b *switching.Batch) error {
+	return s.wishBatch(ctx, b, who, func(b *switching.Batch) error {
 		switch {
 		case b.State.Over() || b.Abort:
 			return batchTooLate(*b, "there is nothing to pause")
@@ -544,7 +544,7 @@ func (s *Server) resumeBatch(ctx context.Context, b switching.Batch, r *SwitchCo
 			return nil, err
 		}
 	}
-	return s.wishBatch(ctx, b, func(b *switching.Batch) error {
+	return s.wishBatch(ctx, b, r.Who, func(b *switching.Batch) error {
 		switch {
 		case b.State == switching.BatchDone:
 			return batchTooLate(*b, "every topic has moved; `pointsman switch reverse "+b.ID+"` moves them back")

@@ -154,9 +154,9 @@ func TestABatchIsPausedAndAbortedByItsOperator(t *testing.T) {
 		_, err := c.ResumeSwitch(t.Context(), admin.SwitchCommand{ID: st.ID})
 		refused(t, err, admin.CodeTooLate, "is not paused")
 		time.Sleep(3 * time.Second) // of the bubble
-		must(t)(c.AbortSwitch(t.Context(), admin.SwitchCommand{ID: st.ID}))
+		must(t)(c.AbortSwitch(t.Context(), admin.SwitchCommand{ID: st.ID, Who: "eve"}))
 		st = must(t)(c.WaitSwitch(t.Context(), st.ID, nil))
-		if st.State != "aborted" || st.Flipped <= moved || st.Flipped > 30 || st.Batch.Rule != 0 {
+		if st.State != "aborted" || st.Flipped <= moved || st.Flipped > 30 || st.Batch.Rule != 0 || st.Batch.WishBy != "eve" {
 			t.Errorf("aborted: %+v, batch %+v", st, st.Batch)
 		}
 		// What has moved goes back by a batch of those topics.

@@ -280,7 +280,7 @@ func (s *Server) handleAbort(ctx context.Context, r *SwitchCommand) (any, error)
 		return s.abortFailover(ctx, o)
 	}
 	if b, ok, err := s.storedBatch(ctx, r.ID); err != nil || ok {
-		return orError(func() (*SwitchStatus, error) { return s.abortBatch(ctx, b) }, err)
+		return orError(func() (*SwitchStatus, error) { return s.abortBatch(ctx, b, r.Who) }, err)
 	}
 	return s.wish(ctx, r.ID, r.Who, func(rec *switching.Record) error {
 		switch {
