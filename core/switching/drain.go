@@ -292,7 +292,7 @@ func (c *Controller) judgeDrained(now time.Time, found Drained) {
 	case len(d.Subs) == 0:
 		c.lookAgain(now, interval, fmt.Sprintf("%s still connected on cluster %s, %d without a durable subscription", count(connected, "consumer is", "consumers are"), c.from, found.Readers))
 	default:
-		c.lookAgain(now, interval, fmt.Sprintf("%s on cluster %s: %s", count(len(left), "subscription", "subscriptions"), c.from, some(left)))
+		c.lookAgain(now, interval, fmt.Sprintf("%s on cluster %s: %s", count(len(left), "subscription", "subscriptions"), c.from, Few(left, 3)))
 	}
 }
 
@@ -325,12 +325,11 @@ func count(n int, one, many string) string {
 	return fmt.Sprintf("%d %s", n, many)
 }
 
-// some names a few of many.
-func some(all []string) string {
-	const few = 3
-	text := strings.Join(all[:min(few, len(all))], ", ")
-	if len(all) > few {
-		text += fmt.Sprintf(" and %d more", len(all)-few)
+// Few names the first of them, at most that many, and says how many more there are.
+func Few(names []string, most int) string {
+	text := strings.Join(names[:min(most, len(names))], ", ")
+	if more := len(names) - most; more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
 	}
 	return text
 }

@@ -52,17 +52,14 @@ func (s *Server) reverseFailover(ctx context.Context, o switching.Failover, r *S
 	slices.Sort(topics)
 	slices.Sort(rules)
 	slices.Sort(stay)
-	ended := strings.Join(stay[:min(len(stay), 1)], "")
-	if more := len(stay) - 1; more > 0 {
-		ended += fmt.Sprintf(" and %d more", more)
-	}
+	ended, lost := switching.Few(stay, 1), forgotten(o, records)
 	req := &SwitchRequest{
 		To: o.From, Mode: string(switching.ModePlanned), Force: r.Force, DryRun: r.DryRun, Reversible: r.Reversible, Who: r.Who, Why: cmp.Or(r.Why, "reverse of "+o.ID),
 		BatchOptions: BatchOptions{OnBlocked: r.OnBlocked},
 	}
 	switch {
-	case forgotten(o, records) != "":
-		return nil, &Error{Code: CodeConflict, Message: forgotten(o, records), Remedy: "move back by name what is to go: `pointsman routes ls --cluster " + o.To + "` says what is there, and `pointsman switch start --to " + o.From + " --topics-from FILE --dry-run` moves it"}
+	case lost != "":
+		return nil, &Error{Code: CodeConflict, Message: lost, Remedy: "move back by name what is to go: `pointsman routes ls --cluster " + o.To + "` says what is there, and `pointsman switch start --to " + o.From + " --topics-from FILE --dry-run` moves it"}
 	case len(stay) > 0 && len(stay) == len(records):
 		return nil, &Error{Code: CodeConflict, Message: fmt.Sprintf("failover %s has moved nothing, and only ended drains, of %s", o.ID, ended),
 			Remedy: "to move those to " + o.From + " all the same: `pointsman switch start --to " + o.From + " --topics-from FILE --dry-run`"}

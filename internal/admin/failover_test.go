@@ -30,13 +30,31 @@ func (r *rig) dead(t *testing.T) {
 	}
 }
 
+// sees has topics been seen on a.
+func (r *rig) sees(names ...string) {
+	topics := make([]switching.SeenTopic, len(names))
+	for i, name := range names {
+		topics[i].Topic = name
+	}
+	seen := switching.Seen{Cluster: "a"}
+	r.work.See(seen.Merge(time.Now(), topics, "", func(string) bool { return true }))
+}
+
+// many names n topics.
+func many(n int, format string) []string {
+	names := make([]string, n)
+	for i := range names {
+		names[i] = fmt.Sprintf(format, i)
+	}
+	return names
+}
+
 // SW-18: a topic moves, with its facts in the record, its clients sent over, and the epoch counted up.
 func TestAFailoverMovesATopicOffADeadClusterByTheLeader(t *testing.T) {
 	in(t, func(t *testing.T, r *rig) {
 		r.dead(t)
 		r.clients("p1", topic1, 2, 1)
-		seen := switching.Seen{Cluster: "a"}
-		r.work.See(seen.Merge(time.Now(), []switching.SeenTopic{{Topic: topic1}}, "", func(string) bool { return true }))
+		r.sees(topic1)
 		r.work.Find(func(string) (switching.FailoverFacts, error) {
 			return switching.FailoverFacts{Topics: 1, Measured: time.Now(), Backlog: 42, Subscriptions: 2, Missing: 1, Again: 7, Names: []string{topic1 + " billing"}}, nil
 		})
@@ -125,10 +143,7 @@ func TestEverythingOfADeadClusterMovesRulesFirst(t *testing.T) {
 		r.set(topic2, "c")
 		r.set("persistent://acme/stock/x", "a")
 		r.dead(t)
-		seen := switching.Seen{Cluster: "a"}
-		r.work.See(seen.Merge(time.Now(), []switching.SeenTopic{
-			{Topic: "persistent://acme/orders/ruled"}, {Topic: topic1}, {Topic: "persistent://other/ns/t"}, {Topic: "persistent://acme/stock/elsewhere"},
-		}, "", func(string) bool { return true }))
+		r.sees("persistent://acme/orders/ruled", topic1, "persistent://other/ns/t", "persistent://acme/stock/elsewhere")
 		admintest.LeadFailovers(t, r.stores["p1"], r.proxies["p1"], r.servers["p1"])
 		req := failover("a", "b")
 		req.DryRun = true
@@ -168,8 +183,7 @@ func TestARuleMovesWithoutTheTopicsThatCannotBeServed(t *testing.T) {
 	in(t, func(t *testing.T, r *rig) {
 		const unfit, few = "persistent://other/ns/t", "persistent://other/ns/few"
 		r.dead(t)
-		seen := switching.Seen{Cluster: "a"}
-		r.work.See(seen.Merge(time.Now(), []switching.SeenTopic{{Topic: few}, {Topic: unfit}, {Topic: "persistent://third/ns/x"}}, "", func(string) bool { return true }))
+		r.sees(few, unfit, "persistent://third/ns/x")
 		mended := false
 		r.work.Find(func(base string) (switching.FailoverFacts, error) {
 			facts := switching.FailoverFacts{Topics: 1}
@@ -218,8 +232,7 @@ func TestARuleMovesWithoutTheTopicsThatCannotBeServed(t *testing.T) {
 func TestAFailoverOfWhichNothingCanMoveIsRefused(t *testing.T) {
 	in(t, func(t *testing.T, r *rig) {
 		r.dead(t)
-		seen := switching.Seen{Cluster: "a"}
-		r.work.See(seen.Merge(time.Now(), []switching.SeenTopic{{Topic: topic1}, {Topic: topic2}}, "", func(string) bool { return true }))
+		r.sees(topic1, topic2)
 		r.work.Find(func(base string) (switching.FailoverFacts, error) {
 			return switching.FailoverFacts{Topics: 1, Problems: []string{base + ": its namespace does not exist on cluster b"}}, nil
 		})
@@ -242,12 +255,7 @@ func TestAFailoverOfWhichNothingCanMoveIsRefused(t *testing.T) {
 func TestARuleStaysWhoseTopicsCannotBeServed(t *testing.T) {
 	in(t, func(t *testing.T, r *rig) {
 		r.dead(t)
-		var topics []switching.SeenTopic
-		for i := range 1300 {
-			topics = append(topics, switching.SeenTopic{Topic: fmt.Sprintf("persistent://acme/many/t%04d", i)})
-		}
-		seen := switching.Seen{Cluster: "a"}
-		r.work.See(seen.Merge(time.Now(), topics, "", func(string) bool { return true }))
+		r.sees(many(1300, "persistent://acme/many/t%04d")...)
 		r.work.Find(func(base string) (switching.FailoverFacts, error) {
 			if strings.HasSuffix(base, "0") { // enough for a plan
 				return switching.FailoverFacts{Topics: 1}, nil
@@ -272,12 +280,7 @@ func TestARuleOfManyTopicsMovesThoughTheNewClusterIsSlow(t *testing.T) {
 		t.Run(fmt.Sprint("aborted ", abort), func(t *testing.T) {
 			in(t, func(t *testing.T, r *rig) {
 				r.dead(t)
-				var topics []switching.SeenTopic
-				for i := range 600 {
-					topics = append(topics, switching.SeenTopic{Topic: fmt.Sprintf("persistent://acme/many/t%03d", i)})
-				}
-				seen := switching.Seen{Cluster: "a"}
-				r.work.See(seen.Merge(time.Now(), topics, "", func(string) bool { return true }))
+				r.sees(many(600, "persistent://acme/many/t%03d")...)
 				st := must(t)(r.client("p1").StartSwitch(t.Context(), failover("a", "b")))
 				r.work.Find(func(string) (switching.FailoverFacts, error) {
 					time.Sleep(20 * time.Second) // 600 topics, 16 at a time: 12 minutes

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"sync"
 	"time"
 
@@ -331,14 +330,4 @@ func (v *mover) held() []string {
 		}
 	}
 	return topics
-}
-
-// heldText names a few topics that wait for the store.
-func heldText(topics []string) string {
-	const few = 3
-	text := strings.Join(topics[:min(few, len(topics))], ", ")
-	if len(topics) > few {
-		text += fmt.Sprintf(" and %d more", len(topics)-few)
-	}
-	return text
 }

@@ -10,6 +10,7 @@ import (
 	"pointsman/codec"
 	"pointsman/core/route"
 	"pointsman/core/session"
+	"pointsman/core/switching"
 	"pointsman/internal/admin"
 	"pointsman/store"
 )
@@ -56,7 +57,7 @@ func (a *App) Ready() (ok bool, reasons []string) {
 		reasons = append(reasons, "the clusters were not asked yet")
 	}
 	if topics := a.maps.mover.held(); len(topics) > 0 {
-		reasons = append(reasons, "without the map store, topics in a switch wait here: "+heldText(topics))
+		reasons = append(reasons, "without the map store, topics in a switch wait here: "+switching.Few(topics, 3))
 	}
 	if why := a.age.ready(); why != "" {
 		reasons = append(reasons, why)

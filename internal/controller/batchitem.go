@@ -307,7 +307,7 @@ func (d *batchDriver) rule(ctx context.Context, b switching.Batch, names []strin
 	case err != nil:
 		notes = append(notes, fmt.Sprintf("whether topics appeared on the old cluster while the rule was written could not be seen: %v", err))
 	case len(late) > 0:
-		notes = append(notes, "appeared on the old cluster while the rule was written, which may hold messages of theirs: "+listNames(late))
+		notes = append(notes, "appeared on the old cluster while the rule was written, which may hold messages of theirs: "+switching.Few(late, 5))
 	}
 	if floors > 0 {
 		notes = append(notes, fmt.Sprintf("%d topics have moved more often than the rule, so the map keeps their epochs (`pointsman routes ls %s --floors`)", floors, b.Namespace))

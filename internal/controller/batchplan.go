@@ -317,13 +317,3 @@ func (c *Controller) on(ctx context.Context, clusters []string, namespace string
 	}
 	return found, nil
 }
-
-// listNames names some of many.
-func listNames(names []string) string {
-	const few = 5
-	text := strings.Join(names[:min(few, len(names))], ", ")
-	if more := len(names) - few; more > 0 {
-		text += fmt.Sprintf(" and %d more", more)
-	}
-	return text
-}

@@ -221,8 +221,12 @@ func (t *pulsarTopic) Replicated(ctx context.Context, tail string) (string, erro
 		}
 		return err
 	})
-	missing = slices.DeleteFunc(missing, func(s string) bool { return s == "" })
-	return strings.Join(missing, "; "), err
+	return joined(missing, "; "), err
+}
+
+// joined leaves out what is "".
+func joined(texts []string, separator string) string {
+	return strings.Join(slices.DeleteFunc(texts, func(s string) bool { return s == "" }), separator)
 }
 
 // Carry carries the subscriptions of every partition. ReadBack follows.
@@ -260,8 +264,7 @@ func (t *pulsarTopic) ReadBack(ctx context.Context) (string, error) {
 		return err
 	})
 	t.stood = stood
-	found = slices.DeleteFunc(found, func(s string) bool { return s == "" })
-	return strings.Join(found, "; "), err
+	return joined(found, "; "), err
 }
 
 // later looks at the subscriptions once more, when clients use them, and adds to v what it has found.
@@ -317,8 +320,7 @@ func (t *pulsarTopic) Since(ctx context.Context, tail string) (string, []switchi
 	if err := errors.Join(err, <-grown); err != nil {
 		return "", nil, err
 	}
-	found = slices.DeleteFunc(found, func(s string) bool { return s == "" })
-	return strings.Join(found, ", "), publishers, nil
+	return joined(found, ", "), publishers, nil
 }
 
 // writer names a producer with its address, as long as it is connected.

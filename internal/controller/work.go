@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"pointsman/core/route"
@@ -386,7 +385,7 @@ func (d *driver) onClusters(ctx context.Context, step switching.Step) (r switchi
 		} else {
 			rc.Tail, rc.First, rc.Verified = found.Tail, found.First, found.Text
 		}
-		return switching.Report{Why: strings.Join(slices.DeleteFunc([]string{found.Wrong, found.Differences}, func(s string) bool { return s == "" }), "; ")}
+		return switching.Report{Why: joined([]string{found.Wrong, found.Differences}, "; ")}
 	case switching.WorkDrained, switching.WorkReturnable, switching.WorkCopy:
 		r, err = d.onDrain(ctx, step)
 	default:
