@@ -142,6 +142,9 @@ not moved yet.
 				return err
 			}
 			r.ID, r.Who = args[0], c.author()
+			if err := c.foretellOf(cmd.Context(), client, r.ID, false); err != nil {
+				return err
+			}
 			st, err := client.ResumeSwitch(cmd.Context(), r)
 			if err != nil {
 				return err
@@ -174,7 +177,7 @@ A switch that drains is taken back instead, as long as every subscription reads 
 after about a second) and no other one has had a message on the new one: what was published there is copied behind what the old cluster has, and then the topic is
 there again as if nothing had been. Later than that the drain has to end, and the way back is another one.
 
-What a way back promises is what its mode does: --dry-run says it.
+What a way back promises is what its mode does: planned, and drain of a drain. It is said before anything is asked for, as by "switch start".
 
 ` + exitHelp,
 		Example: `  pointsman switch reverse sw-20260102-030405-a1b2c3 --dry-run
@@ -186,6 +189,11 @@ What a way back promises is what its mode does: --dry-run says it.
 				return err
 			}
 			r.ID, r.Who, r.Why = args[0], c.author(), c.why
+			if !r.DryRun { // whose answer says it
+				if err := c.foretellOf(cmd.Context(), client, r.ID, true); err != nil {
+					return err
+				}
+			}
 			st, err := client.ReverseSwitch(cmd.Context(), r)
 			if err != nil {
 				return err

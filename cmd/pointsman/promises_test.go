@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -15,7 +16,7 @@ import (
 	"pointsman/internal/admin/admintest"
 )
 
-// orders is a transport that notes what an operator has read when a switch is asked for that is not a dry run.
+// orders is a transport that notes what an operator has read when a switch, its going on or its way back is asked for, and not as a dry run.
 type orders struct {
 	http.RoundTripper
 	stderr *bytes.Buffer
@@ -23,7 +24,7 @@ type orders struct {
 }
 
 func (o *orders) RoundTrip(r *http.Request) (*http.Response, error) {
-	if r.Method == http.MethodPost && r.URL.Path == "/api/v1/switches" {
+	if r.Method == http.MethodPost && slices.Contains([]string{"/api/v1/switches", "/api/v1/switches/resume", "/api/v1/switches/reverse"}, r.URL.Path) {
 		body, err := io.ReadAll(r.Body)
 		if err != nil {
 			return nil, err
@@ -91,5 +92,36 @@ func TestEachModeSaysWhatItPromisesBeforeAnythingIsAskedFor(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// Going on, and the way back, are switches too: the one of the mode that it has, the other of the mode that leads back.
+func TestGoingOnAndBackSayWhatTheyPromise(t *testing.T) {
+	for mode, back := range map[switching.Mode]switching.Mode{
+		switching.ModePlanned: switching.ModePlanned, switching.ModeDrain: switching.ModeDrain, switching.ModeImmediate: switching.ModePlanned,
+	} {
+		t.Run(string(mode), func(t *testing.T) {
+			s := newShell(t)
+			var out, errs bytes.Buffer
+			o := &orders{RoundTripper: s.net, stderr: &errs}
+			c := &cli{env: s.env, stdin: strings.NewReader(""), stdout: &out, stderr: &errs, transport: o}
+			start := fmt.Sprintf("switch start --topic %s --to b --mode %s --force", topic1, mode)
+			if mode.Driven() {
+				start += " --no-wait" // nobody leads
+			}
+			if code := c.run(t.Context(), strings.Fields(start)); code != exitOK {
+				t.Fatalf("exit code %d\n%s%s", code, out.String(), errs.String())
+			}
+			id := s.newest()
+			for command, want := range map[string]switching.Mode{"resume": mode, "reverse": back} {
+				errs.Reset()
+				o.read = nil
+				c.run(t.Context(), []string{"switch", command, id, "--no-wait"}) // which may well be refused: it has been asked for
+				text := fmt.Sprintf("%s mode promises:\n%s%s mode does not promise:\n%s", want, bullets(switching.Promised(want)), want, bullets(switching.NotPromised(want)))
+				if len(o.read) != 1 || o.read[0] != text {
+					t.Errorf("before the switch is asked to %s the operator has read\n%q\nwant\n%s", command, o.read, text)
+				}
+			}
+		})
 	}
 }

@@ -190,9 +190,30 @@ func (c *cli) foretell(ctx context.Context, client *admin.Client, r admin.Switch
 		}
 		writeFailover(c.stderr, st)
 	}
+	c.promise(mode)
+	return nil
+}
+
+// foretellOf is foretell for a switch that there is already: before it is asked to go on, or back.
+func (c *cli) foretellOf(ctx context.Context, client *admin.Client, id string, back bool) error {
+	if c.output != formatTable {
+		return nil // the answer says it
+	}
+	st, err := client.Switch(ctx, id)
+	if err != nil {
+		return err
+	}
+	mode := switching.Mode(st.Mode)
+	if back {
+		mode = mode.Back()
+	}
+	c.promise(mode)
+	return nil
+}
+
+func (c *cli) promise(mode switching.Mode) {
 	writePromised(c.stderr, string(mode), switching.Promised(mode))
 	writeNotPromised(c.stderr, string(mode), switching.NotPromised(mode))
-	return nil
 }
 
 // started shows a dry run, or waits for the end of what was started.

@@ -26,6 +26,14 @@ const (
 // Driven tells whether the proxy that leads drives switches of this mode, step by step.
 func (m Mode) Driven() bool { return m == ModePlanned || m == ModeDrain }
 
+// Back is the mode in which a switch of this mode is reversed.
+func (m Mode) Back() Mode {
+	if m == ModeDrain {
+		return ModeDrain
+	}
+	return ModePlanned
+}
+
 // State is how far a switch has come.
 type State string
 

@@ -579,7 +579,7 @@ func (s *Server) reverseBatch(ctx context.Context, b switching.Batch, r *SwitchC
 		return nil, &Error{Code: CodeConflict, Message: fmt.Sprintf("the topics of batch %s came from %d clusters (%s)", b.ID, len(b.From), strings.Join(b.From, ", ")), Remedy: "move them back with one `pointsman switch start --topics-from` for each"}
 	}
 	req := &SwitchRequest{
-		To: b.From[0], Mode: string(b.Mode), Force: r.Force, DryRun: r.DryRun, Reversible: r.Reversible, Who: r.Who, Why: cmp.Or(r.Why, "reverse of "+b.ID),
+		To: b.From[0], Mode: string(b.Mode.Back()), Force: r.Force, DryRun: r.DryRun, Reversible: r.Reversible, Who: r.Who, Why: cmp.Or(r.Why, "reverse of "+b.ID),
 		BatchOptions: BatchOptions{
 			Waves: b.Limits.Waves, Pace: b.Limits.Pace, Parallel: b.Limits.Parallel, MaxFailed: &b.Limits.MaxFailed, MaxHoldMillis: &b.Limits.MaxHoldMillis, MaxBacklog: &b.Limits.MaxBacklog,
 			OnBlocked: cmp.Or(r.OnBlocked, b.Limits.OnBlocked),
@@ -611,7 +611,7 @@ func (s *Server) reverseBatch(ctx context.Context, b switching.Batch, r *SwitchC
 	if err != nil {
 		return nil, err
 	}
-	return s.startStored(ctx, req, b.Mode, targets, warnings...)
+	return s.startStored(ctx, req, b.Mode.Back(), targets, warnings...)
 }
 
 // parted are the topics of a batch's namespace that are not where they came from: those that it has moved and that there are still, and the others, which

@@ -404,11 +404,8 @@ func (s *Server) handleReverse(ctx context.Context, r *SwitchCommand) (any, erro
 	if err := noBatch(r); err != nil {
 		return nil, err
 	}
-	mode := switching.ModePlanned
-	if records[0].Mode == switching.ModeDrain {
-		if mode = switching.ModeDrain; slices.ContainsFunc(records, func(rec switching.Record) bool { return !rec.State.Over() }) {
-			return s.takeBack(ctx, r, records)
-		}
+	if records[0].Mode == switching.ModeDrain && slices.ContainsFunc(records, func(rec switching.Record) bool { return !rec.State.Over() }) {
+		return s.takeBack(ctx, r, records)
 	}
 	var moves []move
 	var faults []Detail
@@ -444,7 +441,7 @@ func (s *Server) handleReverse(ctx context.Context, r *SwitchCommand) (any, erro
 	if len(faults) > 0 {
 		return nil, &Error{Code: CodeConflict, Message: fmt.Sprintf("switch %s cannot be reversed: %s: %s", r.ID, faults[0].Name, faults[0].Problem), Remedy: "plan a new switch with `pointsman switch start`", Details: faults}
 	}
-	st, err := s.request(ctx, moves, order{mode: mode, who: whoOr(r.Who), why: cmp.Or(r.Why, "reverse of "+r.ID), force: r.Force, dryRun: r.DryRun, reversible: r.Reversible})
+	st, err := s.request(ctx, moves, order{mode: records[0].Mode.Back(), who: whoOr(r.Who), why: cmp.Or(r.Why, "reverse of "+r.ID), force: r.Force, dryRun: r.DryRun, reversible: r.Reversible})
 	if err != nil {
 		return nil, err
 	}
