@@ -3,9 +3,12 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"log/slog"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/user"
 	"path/filepath"
@@ -357,20 +360,55 @@ func TestASwitchThatIsIncompleteIsExitCode1(t *testing.T) {
 	})
 }
 
-// Somebody else is faster than a switch: nothing was changed by it, so it counts as refused (SW-16).
+// Somebody else is faster than a switch: nothing was changed by it, so it counts as refused (SW-16). It may be over before the answer to its start is.
 func TestASwitchThatLosesARaceIsExitCode3AndNamesTheWinner(t *testing.T) {
-	s := newShell(t)
-	var once sync.Once
-	s.p1.Do(func(f *admintest.Fields) {
-		f.BeforeFlip = func() {
-			once.Do(func() { s.must("routes set " + topic1 + " b --who eve --admin http://p2:7780") })
-		}
-		f.Clusters = append(f.Clusters, admin.ClusterStatus{Name: "c", Health: "up"})
-	})
-	code, out, _ := s.run("switch start --topic " + topic1 + " --to c --mode immediate --force")
-	if code != exitRefused || !strings.Contains(out, "changed by eve") {
-		t.Errorf("exit code %d\n%s", code, out)
+	for _, late := range []bool{false, true} {
+		t.Run(fmt.Sprintf("answer comes late: %t", late), func(t *testing.T) {
+			s := newShell(t)
+			var once sync.Once
+			s.p1.Do(func(f *admintest.Fields) {
+				f.BeforeFlip = func() {
+					once.Do(func() { s.must("routes set " + topic1 + " b --who eve --admin http://p2:7780") })
+				}
+				f.Clusters = append(f.Clusters, admin.ClusterStatus{Name: "c", Health: "up"})
+			})
+			if late {
+				s.answerLate()
+			}
+			code, out, _ := s.run("switch start --topic " + topic1 + " --to c --mode immediate --force")
+			if code != exitRefused || !strings.Contains(out, "changed by eve") {
+				t.Errorf("exit code %d\n%s", code, out)
+			}
+		})
 	}
+}
+
+// answerLate makes p1 answer the start of a switch when that is over, with what is known then.
+func (s *shell) answerLate() {
+	early := s.servers["p1"].Handler()
+	s.net.Add("early:7780", early)
+	s.net.Add("p1:7780", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method != http.MethodPost || r.URL.Path != "/api/v1/switches" {
+			early.ServeHTTP(w, r)
+			return
+		}
+		started := httptest.NewRecorder()
+		early.ServeHTTP(started, r)
+		var st admin.SwitchStatus
+		client, err := admin.NewClient("http://early:7780", 10*time.Second, s.net)
+		if err == nil {
+			err = json.Unmarshal(started.Body.Bytes(), &st)
+		}
+		if err == nil {
+			st, err = client.WaitSwitch(r.Context(), st.ID, nil)
+		}
+		if err == nil {
+			err = json.NewEncoder(w).Encode(st)
+		}
+		if err != nil {
+			s.t.Error(err)
+		}
+	}))
 }
 
 func TestServeReadsTheConfigurationAndRefusesFaults(t *testing.T) {

@@ -218,14 +218,17 @@ func (c *cli) promise(mode switching.Mode) {
 
 // started shows a dry run, or waits for the end of what was started.
 func (c *cli) started(ctx context.Context, client *admin.Client, st admin.SwitchStatus, force, wait bool) error {
-	if st.ID == "" || !st.Running() {
-		if err := c.print(st, func(w io.Writer) { writeSwitch(w, st) }); err != nil {
+	if !wait || !st.Running() {
+		err := c.print(st, func(w io.Writer) { writeSwitch(w, st) })
+		switch {
+		case err != nil:
 			return err
+		case st.State == "planned":
+			return refusedBy(st.Preflights, force)
+		case !st.Running(): // it was over before the answer was
+			return c.verdict(st, st)
 		}
-		return refusedBy(st.Preflights, force)
-	}
-	if !wait {
-		return c.print(st, func(w io.Writer) { writeSwitch(w, st) })
+		return nil
 	}
 	if c.output == formatTable {
 		writeAccepted(c.stderr, st.Preflights)
@@ -248,7 +251,6 @@ func (c *cli) watch(ctx context.Context, client *admin.Client, id string, progre
 	if progress && c.output == formatTable {
 		seen = func(st admin.SwitchStatus) { writeProgress(c.stderr, st) }
 	}
-	back := len(start.Switches) > 0 && start.Switches[0].Return
 	wait := client.WaitSwitch
 	if start.ID != "" {
 		wait = client.WaitMoved
@@ -261,9 +263,15 @@ func (c *cli) watch(ctx context.Context, client *admin.Client, id string, progre
 	if err := c.print(st, func(w io.Writer) { writeSwitch(w, st) }); err != nil {
 		return err
 	}
+	return c.verdict(st, start)
+}
+
+// verdict turns the trouble of a switch that has ended, or drains, into an exit code; start is what the answer to its start said.
+func (c *cli) verdict(st, start admin.SwitchStatus) error {
+	back := len(start.Switches) > 0 && start.Switches[0].Return
 	if (st.Done() || st.State == string(switching.StateReturned) || st.Drains() && !back) && len(start.Failed) == 0 {
 		if st.Drains() && c.output == formatTable {
-			fmt.Fprintf(c.stderr, "the producers have moved; `pointsman switch watch %s` waits for the subscriptions\n", id)
+			fmt.Fprintf(c.stderr, "the producers have moved; `pointsman switch watch %s` waits for the subscriptions\n", st.ID)
 		}
 		return nil
 	}
