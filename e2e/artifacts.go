@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 )
 
 // Artifacts are the programs that a run needs, all under Cache except the binary under test.
@@ -80,7 +81,7 @@ func (a *Artifacts) prepareJava(ctx context.Context, here string) error {
 		if err := os.RemoveAll(a.Jars); err != nil {
 			return err
 		}
-		return run(ctx, here, "mvn", "-q", "-B", "-f", pom, "dependency:copy-dependencies", "-DoutputDirectory="+a.Jars)
+		return fetch(ctx, here, "mvn", "-q", "-B", "-f", pom, "dependency:copy-dependencies", "-DoutputDirectory="+a.Jars)
 	}); err != nil {
 		return fmt.Errorf("fetch the jars of Pulsar: %w", err)
 	}
@@ -102,7 +103,7 @@ func (a *Artifacts) preparePython(ctx context.Context, here string) error {
 		if err := run(ctx, here, "python3", "-m", "venv", "--clear", venv); err != nil {
 			return err
 		}
-		return run(ctx, here, a.Python, "-m", "pip", "install", "-q", "-r", requirements)
+		return fetch(ctx, here, a.Python, "-m", "pip", "install", "-q", "-r", requirements)
 	})
 }
 
@@ -111,13 +112,13 @@ func (a *Artifacts) Classpath(ctx context.Context, version string) (string, erro
 	a.mu.Lock() // Maven's repository is for one at a time
 	defer a.mu.Unlock()
 	pom, list := filepath.Join(a.Cache, "..", "pom-versions.xml"), filepath.Join(a.Cache, "classpath-"+version)
-	fetch := func() error {
-		return run(ctx, a.Cache, "mvn", "-q", "-B", "-f", pom, "-Dpulsar.version="+version, "dependency:build-classpath", "-Dmdep.outputFile="+list)
+	resolve := func() error {
+		return fetch(ctx, a.Cache, "mvn", "-q", "-B", "-f", pom, "-Dpulsar.version="+version, "dependency:build-classpath", "-Dmdep.outputFile="+list)
 	}
-	err := once(list, pom, fetch)
+	err := once(list, pom, resolve)
 	jars, readErr := os.ReadFile(list)
 	if err == nil && !allExist(filepath.SplitList(string(jars))) {
-		err = fetch()
+		err = resolve()
 		jars, readErr = os.ReadFile(list)
 	}
 	if err := errors.Join(err, readErr); err != nil {
@@ -146,6 +147,27 @@ func once(target, source string, make func() error) error {
 		return err
 	}
 	return os.WriteFile(stamp, []byte(want), 0o644)
+}
+
+// How often a download is tried, and how long after one that has failed.
+const (
+	fetchTimes = 3
+	fetchPause = 5 * time.Second
+)
+
+// fetch runs a command that downloads something, again when it fails: a registry may be out of order for a moment.
+func fetch(ctx context.Context, dir, name string, args ...string) error {
+	for tried := 1; ; tried++ {
+		err := run(ctx, dir, name, args...)
+		if err == nil || tried == fetchTimes {
+			return err
+		}
+		select {
+		case <-time.After(fetchPause):
+		case <-ctx.Done():
+			return err
+		}
+	}
 }
 
 // run runs a command and returns its output as part of the error.

@@ -86,7 +86,7 @@ func runAll(m *testing.M) (code int) {
 	if os.Getenv("E2E_RIG") == "map" {
 		open = OpenMap
 	}
-	if rig, err = open(ctx, artifacts, processes, dir); err != nil {
+	if rig, err = open(context.Background(), artifacts, processes, dir); err != nil { // it has a limit of its own
 		return fail(err)
 	}
 	fmt.Printf("e2e: rig ready after %.1f s (taken over from an earlier run: %v)\n", time.Since(began).Seconds(), rig.Reused)

@@ -35,7 +35,7 @@ func StartPointsman(ctx context.Context, art *Artifacts, procs *Processes, dir, 
 	if art.PointsmanErr != nil {
 		return nil, fmt.Errorf("no Pointsman to test: %w", art.PointsmanErr)
 	}
-	ports, err := FreePorts(3)
+	ports, err := procs.FreePorts(3)
 	if err != nil {
 		return nil, err
 	}

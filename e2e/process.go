@@ -36,6 +36,7 @@ type Processes struct {
 	stdin  io.WriteCloser
 	cmd    *exec.Cmd
 	living map[int]*Process
+	ports  map[int]bool // that were given away
 }
 
 // Process is one child, or one that an earlier run left behind and this one took over.
@@ -62,7 +63,7 @@ func NewProcesses(logs string) (*Processes, error) {
 	if err := cmd.Start(); err != nil {
 		return nil, fmt.Errorf("start the watchdog: %w", err)
 	}
-	return &Processes{logs: logs, stdin: stdin, cmd: cmd, living: map[int]*Process{}}, nil
+	return &Processes{logs: logs, stdin: stdin, cmd: cmd, living: map[int]*Process{}, ports: map[int]bool{}}, nil
 }
 
 // Start runs cmd under name. Its log file is <logs>/<name>.log and is replaced.
@@ -196,16 +197,18 @@ func (p *Process) LogTail(lines int) string {
 	return strings.Join(all[max(0, len(all)-lines):], "\n")
 }
 
-// pollEvery is how often WaitUntil asks.
+// pollEvery is how often WaitUntil asks, where an answer costs less.
 const pollEvery = 25 * time.Millisecond
 
 // WaitUntil asks ready until it says yes, returns an error, or ctx ends. It is for the state of other processes,
-// which can only be asked for; within this process wait for the event itself.
+// which can only be asked for; within this process wait for the event itself. Between two questions it waits for as long as
+// the first one took: those who are asked need the machine as well.
 func WaitUntil(ctx context.Context, what string, ready func() (bool, error)) error {
-	ticker := time.NewTicker(pollEvery)
-	defer ticker.Stop()
+	timer := time.NewTimer(0)
+	defer timer.Stop()
 	began := time.Now()
 	for {
+		asked := time.Now()
 		ok, err := ready()
 		if err != nil {
 			return fmt.Errorf("waiting for %s: %w", what, err)
@@ -213,17 +216,34 @@ func WaitUntil(ctx context.Context, what string, ready func() (bool, error)) err
 		if ok {
 			return nil
 		}
+		timer.Reset(max(pollEvery, time.Since(asked)))
 		select {
-		case <-ticker.C:
+		case <-timer.C:
 		case <-ctx.Done():
 			return fmt.Errorf("waited %v in vain for %s", time.Since(began).Round(time.Millisecond), what)
 		}
 	}
 }
 
+// WaitThrough is WaitUntil of somebody who may answer with an error for a while, as brokers do that are just loading a topic. It tells of the last
+// one when ctx ends.
+func WaitThrough(ctx context.Context, what string, ready func() (bool, error)) error {
+	var last error
+	err := WaitUntil(ctx, what, func() (bool, error) {
+		var ok bool
+		ok, last = ready()
+		return ok && last == nil, nil
+	})
+	if err != nil && last != nil {
+		return fmt.Errorf("%w; the last answer: %w", err, last)
+	}
+	return err
+}
+
 // FreePorts returns n different TCP ports of 127.0.0.1 that nobody listens on now. They lie below the range from
-// which the kernel takes the ports of outgoing connections, so that none is taken between here and its use.
-func FreePorts(n int) ([]int, error) {
+// which the kernel takes the ports of outgoing connections, and none is given away twice: so none is taken between here and its use,
+// or while who uses it is being started again.
+func (ps *Processes) FreePorts(n int) ([]int, error) {
 	const low, high = 20_000, 32_000
 	var held []net.Listener
 	defer func() {
@@ -231,14 +251,20 @@ func FreePorts(n int) ([]int, error) {
 			_ = l.Close()
 		}
 	}()
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
 	ports := make([]int, 0, n)
 	for range 50 * n {
 		port := low + rand.IntN(high-low)
+		if ps.ports[port] {
+			continue
+		}
 		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port))
 		if err != nil {
 			continue
 		}
 		held = append(held, l)
+		ps.ports[port] = true
 		if ports = append(ports, port); len(ports) == n {
 			return ports, nil
 		}

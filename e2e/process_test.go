@@ -3,6 +3,7 @@ package e2e
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -120,16 +121,44 @@ func TestAStoppedProcessIsEndedAndAStubbornOneIsKilledAndNamed(t *testing.T) {
 	}
 }
 
-func TestFreePortsAreDifferentAndFree(t *testing.T) {
-	ports, err := FreePorts(20)
+func TestNoPortIsGivenAwayTwice(t *testing.T) {
+	processes, err := NewProcesses(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}
+	defer processes.Close()
 	seen := map[int]bool{}
-	for _, port := range ports {
-		if seen[port] {
-			t.Errorf("port %d was given twice", port)
+	for range 100 { // of 12,000 ports, so many that some would come again by chance
+		ports, err := processes.FreePorts(20)
+		if err != nil || len(ports) != 20 {
+			t.Fatalf("%d ports, %v", len(ports), err)
 		}
-		seen[port] = true
+		for _, port := range ports {
+			if seen[port] {
+				t.Errorf("port %d was given twice", port)
+			}
+			seen[port] = true
+		}
+	}
+}
+
+func TestAWaitBearsErrorsOnlyWhereItIsToldTo(t *testing.T) {
+	loading := errors.New("loading")
+	asked := 0
+	ready := func() (bool, error) {
+		if asked++; asked < 3 {
+			return true, loading
+		}
+		return true, nil
+	}
+	if err := WaitUntil(t.Context(), "it", ready); !errors.Is(err, loading) {
+		t.Errorf("WaitUntil: %v, want the error at once", err)
+	}
+	if err := WaitThrough(t.Context(), "it", ready); err != nil || asked != 3 {
+		t.Errorf("WaitThrough: %v after %d questions, want none after 3", err, asked)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	if err := WaitThrough(ctx, "it", func() (bool, error) { cancel(); return false, loading }); !errors.Is(err, loading) {
+		t.Errorf("WaitThrough in vain: %v, want it to tell of the last error", err)
 	}
 }

@@ -17,6 +17,8 @@ const (
 	cmdConnect   = 2
 	cmdConnected = 3
 	cmdError     = 14
+	cmdPing      = 18
+	cmdPong      = 19
 	cmdLookup    = 23
 )
 
@@ -52,8 +54,20 @@ func (c *RawConn) Send(cmd *pulsarpb.BaseCommand) error {
 	return err
 }
 
-// Receive reads one command; io.EOF when the peer has closed.
+// Receive reads one command and answers PINGs, of which one comes first when the proxy had nothing else to say for a while; io.EOF when the peer has closed.
 func (c *RawConn) Receive() (*pulsarpb.BaseCommand, error) {
+	for {
+		cmd, err := c.receive()
+		if err != nil || cmd.GetType() != cmdPing {
+			return cmd, err
+		}
+		if err := c.Send(&pulsarpb.BaseCommand{Type: proto.Int32(cmdPong), Pong: &pulsarpb.CommandPong{}}); err != nil {
+			return nil, err
+		}
+	}
+}
+
+func (c *RawConn) receive() (*pulsarpb.BaseCommand, error) {
 	var head [8]byte
 	if _, err := io.ReadFull(c.conn, head[:]); err != nil {
 		return nil, err

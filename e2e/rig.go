@@ -31,7 +31,7 @@ const (
 )
 
 // startLimit is how long the clusters may take to answer their health checks.
-const startLimit = 120 * time.Second
+const startLimit = 5 * time.Minute
 
 // Broker is one broker of a cluster.
 type Broker struct {
@@ -111,7 +111,7 @@ func OpenMap(ctx context.Context, art *Artifacts, procs *Processes, dir string) 
 	if err := r.lockFolder(); err != nil {
 		return nil, err
 	}
-	ports, err := FreePorts(1)
+	ports, err := procs.FreePorts(1)
 	if err != nil {
 		return nil, err
 	}
@@ -173,7 +173,7 @@ func commandLineHas(pid int, text string) bool {
 }
 
 func (r *Rig) start(ctx context.Context) error {
-	ports, err := FreePorts(19)
+	ports, err := r.procs.FreePorts(19)
 	if err != nil {
 		return err
 	}
@@ -322,7 +322,7 @@ func (r *Rig) startStandalone(c *Cluster, bookiePort int) error {
 // StartLone starts a cluster of one broker of another version, with a ZooKeeper and a bookie, and waits until it is healthy. Its broker carries the
 // same name as those of the other clusters. Process "lone-NAME" is it; stopping it is the caller's. settings are lines of its configuration.
 func (r *Rig) StartLone(ctx context.Context, name, version string, settings ...string) (*Cluster, error) {
-	ports, err := FreePorts(4)
+	ports, err := r.procs.FreePorts(4)
 	if err != nil {
 		return nil, err
 	}
