@@ -133,7 +133,7 @@ func TestABatchMovesANamespaceWhoseLeaderIsKilledAndPausesAtAGate(t *testing.T) 
 		t.Errorf("dry run: %+v", dry)
 	}
 	began := time.Now()
-	must(t, other.CLI(limited(t, 60*time.Second), &started, "switch", "start", "--namespace", namespace, "--to", "b", "--force", "--pace", "6/s", "--max-hold", "0s", "--no-wait"))
+	must(t, other.CLI(limited(t, 60*time.Second), &started, "switch", "start", "--namespace", namespace, "--to", "b", "--force", "--pace", "2/s", "--max-hold", "0s", "--no-wait")) // for some seconds yet when its leader is killed
 	awaitBatch(t, st, started.ID, "to be in its last wave", func(b switching.Batch) bool { return b.Count.Moved >= 6 })
 	killed := float64(time.Now().UnixMilli())
 	leader.Proc.Signal(syscall.SIGKILL)

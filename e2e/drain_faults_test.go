@@ -241,7 +241,7 @@ func TestDrainWaitsForEveryHole(t *testing.T) {
 	c := session(t, pair(t)[1])
 	open := func(name string, kind pulsar.SubscriptionType) pulsar.Consumer {
 		consumer, err := c.Subscribe(pulsar.ConsumerOptions{
-			Topic: topic, SubscriptionName: name, Type: kind, SubscriptionInitialPosition: pulsar.SubscriptionPositionEarliest, NackRedeliveryDelay: 300 * time.Millisecond, ReceiverQueueSize: 50,
+			Topic: topic, SubscriptionName: name, Type: kind, SubscriptionInitialPosition: pulsar.SubscriptionPositionEarliest, NackRedeliveryDelay: 300 * time.Millisecond, ReceiverQueueSize: 50, AckGroupingOptions: acksAtOnce,
 		})
 		must(t, err)
 		return consumer

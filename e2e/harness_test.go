@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -107,10 +108,13 @@ func noErrors(t *testing.T, d *Driver, record Record) {
 	}
 }
 
+// awaitLimit is many times what a driver needs to start, or to say the next thing, on a machine with nothing else to do.
+const awaitLimit = 90 * time.Second
+
 // await waits until a driver's record is as wanted.
 func await(t *testing.T, d *Driver, what string, reached func(Record) bool) Record {
 	t.Helper()
-	record, err := d.Wait(limited(t, 30*time.Second), what, reached)
+	record, err := d.Wait(limited(t, awaitLimit), what, reached)
 	must(t, err)
 	return record
 }
@@ -119,6 +123,18 @@ func await(t *testing.T, d *Driver, what string, reached func(Record) bool) Reco
 func awaitReady(t *testing.T, d *Driver, n int) {
 	t.Helper()
 	await(t, d, fmt.Sprintf("%d to be ready", n), func(r Record) bool { return len(r.Ready) >= n })
+}
+
+// awaitEach waits until so many messages of each of the first topics have come to a driver, so that its producers and consumers are all there.
+func awaitEach(t *testing.T, d *Driver, topics, messages int) {
+	t.Helper()
+	seen, came := 0, make([]int, topics)
+	await(t, d, fmt.Sprintf("%d messages of each of %d topics", messages, topics), func(r Record) bool {
+		for ; seen < r.Recvs.Len(); seen++ {
+			came[r.Recvs.At(seen).K]++
+		}
+		return slices.Min(came) >= messages
+	})
 }
 
 // awaitReceived waits until everything acknowledged on the topics whose index passes has been received.
@@ -250,7 +266,10 @@ type (
 // setRoute maps a topic or scope through one proxy.
 func setRoute(t *testing.T, p *Pointsman, name, cluster string, flags ...string) {
 	t.Helper()
-	must(t, p.CLI(limited(t, 20*time.Second), nil, append([]string{"routes", "set", name, cluster}, flags...)...))
+	ctx := limited(t, awaitLimit)
+	must(t, WaitThrough(ctx, p.Name+" to map "+name+" to "+cluster, func() (bool, error) { // it is refused while a proxy cannot be asked for its clients
+		return true, p.CLI(ctx, nil, append([]string{"routes", "set", name, cluster}, flags...)...)
+	}))
 }
 
 // awaitRoute waits until both proxies serve a map that puts topic on cluster.
@@ -263,8 +282,8 @@ func awaitRoute(t *testing.T, topic, cluster string) {
 
 func awaitRouteOn(t *testing.T, p *Pointsman, topic, cluster string) {
 	t.Helper()
-	ctx := limited(t, 20*time.Second)
-	must(t, WaitUntil(ctx, p.Name+" to map "+topic+" to "+cluster, func() (bool, error) {
+	ctx := limited(t, awaitLimit)
+	must(t, WaitThrough(ctx, p.Name+" to map "+topic+" to "+cluster, func() (bool, error) {
 		var e explanation
 		err := p.CLI(ctx, &e, "explain", topic)
 		return e.Cluster == cluster, err

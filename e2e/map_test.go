@@ -109,7 +109,7 @@ func TestAnUnknownClusterInTheMapIsAClearErrorAndOthersGoOn(t *testing.T) {
 // is made after it has come back, while one proxy sleeps through its session, arrives there without a restart.
 func TestTrafficOutlivesTheMapsZooKeeperAndMissedChangesArrive(t *testing.T) {
 	proxies := pair(t)
-	ctx := limited(t, 120*time.Second)
+	ctx := limited(t, 5*time.Minute)
 	onA, onB, early, late := newTopic("acme/plain", "zk-a"), newTopic("acme/plain", "zk-b"), newTopic("acme/plain", "zk-early"), newTopic("acme/plain", "zk-late")
 	for topic, cluster := range map[string]string{onA: "a", onB: "b", early: "b", late: "a"} {
 		setRoute(t, proxies[0], topic, cluster)

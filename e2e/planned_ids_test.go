@@ -23,18 +23,15 @@ func TestAnIdleConsumerMovesAtOnce(t *testing.T) {
 			topic := newTopic("acme/geo", "idle-"+string(client))
 			setRoute(t, proxies[0], topic, "a")
 			awaitRoute(t, topic, "a")
-			consumer := startDriver(t, client, "consume", "--url", proxies[1].URL, "--topic", topic, "--type", "shared", "--count", "20", "--idle", "90000")
+			consumer := startDriver(t, client, "consume", "--url", proxies[1].URL, "--topic", topic, "--type", "shared", "--count", "20", "--idle", "300000")
 			awaitReady(t, consumer, 1)
-			must(t, WaitUntil(limited(t, 20*time.Second), "replication to create the topic on cluster b", func() (bool, error) {
-				names, err := rig.B.TopicsOf(t.Context(), topic)
-				return len(names) == 1, err
-			}))
+			awaitTopic(t, rig.B, topic)
 			row := Row{Mode: "planned", Scenario: "idle consumer", Client: string(client), Subscription: "shared, individual acks, 1 consumer(s)"}
 			var acks []iter.Seq[Message]
 			for i, to := range []*Cluster{rig.B, rig.A} {
 				rec := plannedDone(t, proxies[i], topic, to)
 				row.Holds = append(row.Holds, rec.Receipt.HoldMillis)
-				must(t, WaitUntil(limited(t, 5*time.Second), "the idle consumer to be on cluster "+to.Name, func() (bool, error) {
+				must(t, WaitUntil(limited(t, awaitLimit), "the idle consumer to be on cluster "+to.Name, func() (bool, error) {
 					stats, err := to.Stats(t.Context(), topic)
 					return err == nil && strings.Contains(connections(stats), "consumer"), nil
 				}))
@@ -94,7 +91,7 @@ func duplicatesAreForecast(t *testing.T, client Client, proxies [2]*Pointsman, c
 		}
 	}
 	open := int64(holes + lag)
-	must(t, WaitUntil(limited(t, 20*time.Second), fmt.Sprintf("%d unacknowledged messages of each subscription", open), func() (bool, error) {
+	must(t, WaitThrough(limited(t, awaitLimit), fmt.Sprintf("%d unacknowledged messages of each subscription", open), func() (bool, error) {
 		stats, err := clusters[0].Stats(t.Context(), topic)
 		return !slices.ContainsFunc(subs, func(name string) bool { return stats.Subscriptions[name].MsgBacklog != open }), err
 	}))
@@ -181,11 +178,11 @@ func storedIDsMeanTheSame(t *testing.T, client Client, proxies [2]*Pointsman, cl
 		}
 		return ids
 	}
-	// seek gives the first number that a new subscription gets after seeking an id, having checked that the rest follows.
-	seek := func(from string, next int) int64 {
+	// seek gives the first number that a new subscription gets after seeking an id, having checked that the rest follows. It waits for those from number first on.
+	seek := func(from string, first, next int) int64 {
 		t.Helper()
 		name := fmt.Sprintf("seek-%d", topicSeq.Add(1))
-		got := runDriver(t, 60*time.Second, client, "consume", "--url", proxies[1].URL, "--topic", topic, "--sub", name, "--from", from, "--count", "1000000", "--idle", "2500")
+		got := runDriver(t, 60*time.Second, client, "consume", "--url", proxies[1].URL, "--topic", topic, "--sub", name, "--from", from, "--count", strconv.Itoa(next-first), "--linger", "1500")
 		if got.Recvs.Len() == 0 {
 			t.Fatalf("no message came after a seek, want all up to number %d", next-1)
 		}
@@ -203,7 +200,7 @@ func storedIDsMeanTheSame(t *testing.T, client Client, proxies [2]*Pointsman, cl
 	publish(0)
 	ids := read("", 0, part)
 	onA := ids[stored]
-	baseline := seek(onA, part)
+	baseline := seek(onA, stored+1, part) // of some clients with the message itself
 	if baseline != stored && baseline != stored+1 {
 		t.Fatalf("a seek of number %d begins at %d", stored, baseline)
 	}
@@ -212,7 +209,7 @@ func storedIDsMeanTheSame(t *testing.T, client Client, proxies [2]*Pointsman, cl
 	publish(part)
 	ids = read(onA, stored+1, 2*part)
 	onB := ids[part+stored]
-	if got := seek(onA, 2*part); got != baseline {
+	if got := seek(onA, int(baseline), 2*part); got != baseline {
 		t.Errorf("on cluster %s a seek of an id of cluster %s begins at %d, on that one it did at %d", clusters[1].Name, clusters[0].Name, got, baseline)
 	}
 
@@ -220,7 +217,7 @@ func storedIDsMeanTheSame(t *testing.T, client Client, proxies [2]*Pointsman, cl
 	publish(2 * part)
 	read(onA, stored+1, 3*part)
 	read(onB, part+stored+1, 3*part)
-	if got := seek(onB, 3*part); got != baseline+part {
+	if got := seek(onB, part+int(baseline), 3*part); got != baseline+part {
 		t.Errorf("back on cluster %s a seek of an id of cluster %s begins at %d, want %d", clusters[0].Name, clusters[1].Name, got, baseline+part)
 	}
 }
@@ -291,7 +288,7 @@ func severalTopics(t *testing.T, client Client, proxies [2]*Pointsman, stem stri
 	}
 	publish()
 	all := rounds * part * len(topics)
-	end := []string{"--count", strconv.Itoa(all), "--idle", "90000", "--linger", "2000"}
+	end := []string{"--count", strconv.Itoa(all), "--idle", "300000", "--linger", "2000"}
 	consumers := map[string]*Driver{
 		"by names":   startDriver(t, client, "consume", append(end, "--url", proxies[1].URL, "--sub", "names", "--topic", strings.Join(topics, ","))...),
 		"by pattern": startDriver(t, client, "consume", append(end, "--url", proxies[1].URL, "--sub", "pattern", "--topic", stem+"-.*", "--pattern", "true")...),

@@ -239,7 +239,7 @@ func moveAll(ctx context.Context, t *testing.T, st store.Store, p *Pointsman, na
 	var started struct {
 		ID string `json:"id"`
 	}
-	must(t, p.CLI(ctx, &started, "switch", "start", "--namespace", namespace, "--to", "b", "--force", "--no-wait", "--parallel", "32", "--waves", "1,1%,10%,100%"))
+	must(t, p.CLI(ctx, &started, "switch", "start", "--namespace", namespace, "--to", "b", "--force", "--no-wait", "--parallel", "32", "--waves", "1,1%,10%,100%", "--max-hold", "0s"))
 	ticker := time.NewTicker(500 * time.Millisecond)
 	defer ticker.Stop()
 	for told := time.Now(); ; {

@@ -22,7 +22,7 @@ const (
 	catchUpLimit   = 60 * time.Second
 	endOfRun       = time.Minute // for what comes after the last move, besides reading two logs
 	judged         = 40_000      // messages per second that are read from both logs and compared, on a busy machine
-	neighbourPause = 5_000       // ms; that connections stay is proved by the brokers' stats: this finds a neighbour that stood still, and not a busy machine
+	neighbourPause = 15_000      // ms; that connections stay is proved by the brokers' stats: this finds a neighbour that stood still, and not a busy machine
 )
 
 // A live switch at 1,000 messages per second, there and back 20 times, said to either proxy in turn: every acknowledged
@@ -138,7 +138,8 @@ func startLive(t *testing.T, client Client, url string, rate int, flags []string
 	l := &liveRun{topic: topic, neighbours: neighbours}
 	l.driver = startDriver(t, client, "live", append([]string{"--url", url, "--topics", strings.Join(append([]string{topic}, neighbours...), ","),
 		"--rates", rates, "--type", "shared", "--replicated", strconv.FormatBool(client.Replicates())}, flags...)...)
-	await(t, l.driver, "the first messages of each topic", func(r Record) bool { return r.Recvs.Len() >= 2*betweenMoves })
+	awaitEach(t, l.driver, 1+len(neighbours), 1) // a producer that comes later would be a connection that has changed
+	await(t, l.driver, "the first messages", func(r Record) bool { return r.Recvs.Len() >= 2*betweenMoves })
 	l.before = l.connections(t)
 	l.sockets = sockets(t, l.driver.proc)
 	return l
@@ -215,15 +216,15 @@ func (l *liveRun) end(t *testing.T, complain func(format string, args ...any)) R
 // awaitClients waits until the producer of a topic is on c and neither producer nor consumer is left on the other cluster.
 func awaitClients(t *testing.T, topic string, c *Cluster) {
 	t.Helper()
-	ctx := limited(t, 30*time.Second)
+	ctx := limited(t, awaitLimit)
 	other := rig.A
 	if c == rig.A {
 		other = rig.B
 	}
-	must(t, WaitUntil(ctx, "the clients of "+topic+" to be on cluster "+c.Name, func() (bool, error) {
+	must(t, WaitThrough(ctx, "the clients of "+topic+" to be on cluster "+c.Name, func() (bool, error) {
 		here, err := c.Stats(ctx, topic)
 		if err != nil {
-			return false, nil // not loaded there yet
+			return false, err // not loaded there yet; on the other one, perhaps just unloaded
 		}
 		there, err := other.Stats(ctx, topic)
 		if err != nil {
@@ -244,7 +245,7 @@ func readUntilComplete(t *testing.T, c *Cluster, topic string, acks iter.Seq[Mes
 		open.Want(c.Name, m.N)
 		wanted++
 	}
-	reader := startDriver(t, Go, "reader", "--url", c.URL(), "--topic", topic, "--count", "1000000000", "--idle", "15000")
+	reader := startDriver(t, Go, "reader", "--url", c.URL(), "--topic", topic, "--count", "1000000000", "--idle", "60000")
 	received := 0
 	record, err := reader.Wait(limited(t, catchUpLimit+time.Duration(wanted/20)*time.Millisecond), "a reader to see every acknowledged number", func(r Record) bool {
 		for ; received < r.Recvs.Len(); received++ {

@@ -295,7 +295,7 @@ func featuresAreThoseOfAll(t *testing.T, v versioned) {
 // awaitTopic waits until replication has created a topic.
 func awaitTopic(t *testing.T, c *Cluster, topic string) {
 	t.Helper()
-	must(t, WaitUntil(limited(t, 30*time.Second), "replication to create "+topic+" on cluster "+c.Name, func() (bool, error) {
+	must(t, WaitThrough(limited(t, awaitLimit), "replication to create "+topic+" on cluster "+c.Name, func() (bool, error) {
 		names, err := c.TopicsOf(t.Context(), topic)
 		return len(names) > 0, err
 	}))

@@ -94,7 +94,7 @@ func main() {
 	flags.Int64Var(&d.count, "count", 1, "messages")
 	flags.Int64Var(&d.start, "start", 0, "first number")
 	flags.Int64Var(&d.rate, "rate", 0, "messages per second")
-	flags.Int64Var(&d.idle, "idle", 20_000, "ms without a message")
+	flags.Int64Var(&d.idle, "idle", 120_000, "ms without a message")
 	flags.Int64Var(&d.linger, "linger", 300, "ms after the last wanted message")
 	flags.Int64Var(&d.keys, "keys", 0, "different keys")
 	flags.UintVar(&d.chunkSize, "chunk-size", 0, "largest chunk")

@@ -389,7 +389,7 @@ public final class Driver {
     /** When a consume or reader run ends: after the wanted count and the linger, or when nothing comes any more. */
     private final class Tally {
         private final long want = num("count", 1);
-        private final long idle = TimeUnit.MILLISECONDS.toNanos(num("idle", 20_000));
+        private final long idle = TimeUnit.MILLISECONDS.toNanos(num("idle", 120_000));
         private final long linger = TimeUnit.MILLISECONDS.toNanos(num("linger", 300));
         private long seen;
         private long last = System.nanoTime();

@@ -372,7 +372,7 @@ def main():
     parser.add_argument("--sub", default="e2e")
     parser.add_argument("--type", default="exclusive", choices=sorted(TYPES))
     for name, value in (("count", 1), ("start", 0), ("rate", 0), ("size", 64), ("keys", 0), ("consumers", 1),
-                        ("idle", 20000), ("linger", 300), ("skip", 0), ("lag", 0), ("from-time", 0)):
+                        ("idle", 120000), ("linger", 300), ("skip", 0), ("lag", 0), ("from-time", 0)):
         parser.add_argument("--" + name, type=int, default=value)
     for name, value in (("batch", True), ("sync", False), ("chunk", False), ("replicated", False),
                         ("reader", False), ("to-end", False), ("ids", False), ("pattern", False)):

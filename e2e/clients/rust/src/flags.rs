@@ -27,7 +27,7 @@ const DEFAULTS: [(&str, &str); 25] = [
     ("skip", "0"),
     ("lag", "0"),
     ("reader", "false"),
-    ("idle", "20000"),
+    ("idle", "120000"),
     ("linger", "300"),
     ("chunk", "false"),
     ("replicated", "false"),
