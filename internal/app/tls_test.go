@@ -118,7 +118,7 @@ var brokerNames = []string{"broker-0", "broker-1"}
 
 // Plaintext and TLS in any combination on both sides: a client sees no difference.
 func TestAClientSeesNoDifferenceOverTLS(t *testing.T) {
-	r := tlsRig(t, testkit.Options{Brokers: 2, Redirects: 1, PingInterval: time.Second}, map[string][]string{"b": brokerNames}, nil)
+	r := tlsRig(t, pinging, map[string][]string{"b": brokerNames}, nil)
 	if _, err := r.admin.Set(t.Context(), admin.SetRequest{Name: "public/moved", Cluster: "b"}); err != nil {
 		t.Fatal(err)
 	}
@@ -176,7 +176,7 @@ func TestASwitchBetweenAPlaintextAndATLSCluster(t *testing.T) {
 // AU-10: the certificates of b's brokers are for other names. Its clients are refused with a text that names host and cluster; a is not affected.
 func TestAU10AWrongNameInTheCertificatesOfOneCluster(t *testing.T) {
 	r := tlsRig(t, testkit.Options{}, map[string][]string{"a": brokerNames, "b": {"other.example.com"}}, func(cfg *config.Config) {
-		cfg.Limits.LookupTimeout = config.Duration(2 * time.Second)
+		cfg.Limits.LookupTimeout = config.Duration(4 * time.Second)
 	})
 	const onA, onB = "persistent://public/default/on-a", "persistent://public/default/on-b"
 	if _, err := r.admin.Set(t.Context(), admin.SetRequest{Name: onB, Cluster: "b"}); err != nil {
@@ -208,7 +208,7 @@ func TestAU10AWrongNameInTheCertificatesOfOneCluster(t *testing.T) {
 // A peer that speaks the wrong protocol for the port, or does not come to terms, is named as such, in the log and in the counter.
 func TestClientsThatDoNotGetTLSAreNamed(t *testing.T) {
 	r := tlsRig(t, testkit.Options{}, nil, func(cfg *config.Config) {
-		cfg.Limits.TLSHandshakeTimeout = config.Duration(500 * time.Millisecond)
+		cfg.Limits.TLSHandshakeTimeout = config.Duration(3 * time.Second) // those that speak must be heard in time
 		cfg.TLS.MinVersion = "1.3"
 	})
 	raw := func(first []byte) func(net.Conn) {
@@ -223,8 +223,8 @@ func TestClientsThatDoNotGetTLSAreNamed(t *testing.T) {
 		{"plaintext", raw(codec.AppendCommand(nil, connectCommand(""))), "plaintext_on_tls_port", []string{"plaintext Pulsar protocol on the TLS port"}},
 		{"HTTP", raw([]byte("GET / HTTP/1.1\r\n\r\n")), "plaintext_on_tls_port", []string{"an HTTP request on the TLS port"}},
 		{"noise", raw([]byte("\xff\xfe\xfd\xfc\xfb\xfa")), "tls_handshake", []string{"ff fe fd fc fb", "not TLS"}},
-		{"silence", func(net.Conn) {}, "tls_handshake", []string{"no TLS hello within 500ms"}},
-		{"half a hello", raw([]byte("\x16\x03\x01\x02\x00\x01")), "tls_handshake", []string{"no TLS hello within 500ms"}},
+		{"silence", func(net.Conn) {}, "tls_handshake", []string{"no TLS hello within 3s"}},
+		{"half a hello", raw([]byte("\x16\x03\x01\x02\x00\x01")), "tls_handshake", []string{"no TLS hello within 3s"}},
 		{"an old version", func(c net.Conn) {
 			_ = tls.Client(c, &tls.Config{RootCAs: authority().Pool(), ServerName: "localhost", MaxVersion: tls.VersionTLS12}).Handshake()
 		}, "tls_handshake", []string{"client offered only unsupported versions"}},
@@ -254,7 +254,7 @@ func TestClientsThatDoNotGetTLSAreNamed(t *testing.T) {
 // A broker that does not speak TLS on the port it is configured with: the text asks the right question.
 func TestABrokersPlaintextPortConfiguredAsTLS(t *testing.T) {
 	r := tlsRig(t, testkit.Options{}, nil, func(cfg *config.Config) {
-		cfg.Limits.LookupTimeout = config.Duration(500 * time.Millisecond)
+		cfg.Limits.LookupTimeout = config.Duration(4 * time.Second)
 		cfg.Clusters["b"].ServiceURL = "pulsar+ssl://broker-0:6650"
 	})
 	const topic = "persistent://public/default/t"

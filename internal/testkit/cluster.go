@@ -29,7 +29,8 @@ type Options struct {
 	Redirects        int           // how often a lookup is redirected before it is answered; < 0: for ever
 	AutoPartitions   int           // partitions of a topic that is created because someone asked; default 0, not partitioned
 	NoAutoCreation   bool          // a topic must have been created with CreateTopic
-	PingInterval     time.Duration // how often a client is PINGed, and how long its PONG may take; 0: never
+	PingInterval     time.Duration // how often a client is PINGed; 0: never
+	PongWait         time.Duration // how long its PONG may take, when that is more than a PingInterval
 	LivenessTimeout  time.Duration // how long a name's old holder may take to prove alive; default DefaultLivenessTimeout
 	MaxMessageSize   int           // told in CONNECTED; default DefaultMaxMessageSize
 	MaxTopicBytes    int           // stored per topic; beyond it publishes are refused; default DefaultMaxTopicBytes

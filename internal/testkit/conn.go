@@ -241,6 +241,7 @@ func (c *Conn) writeLoop() {
 		tick = ticker.C
 	}
 	var pong <-chan struct{}
+	var asked time.Time
 	for {
 		c.broker.gate(c, false)
 		more, ok := c.flush()
@@ -258,11 +259,14 @@ func (c *Conn) writeLoop() {
 			select {
 			case <-pong:
 			default:
+				if pong != nil && time.Since(asked) < c.broker.cluster.opts.PongWait {
+					continue
+				}
 				if pong != nil {
 					return // the last PING was not answered
 				}
 			}
-			pong = c.ping()
+			pong, asked = c.ping(), time.Now()
 		}
 	}
 }

@@ -184,6 +184,7 @@ type SubscriptionInfo struct {
 	Consumers []string // names, the active one of a Failover subscription first
 	Backlog   int      // entries that are not acknowledged
 	Pending   int      // entries that consumers have and did not acknowledge
+	Permits   int      // messages that consumers have asked for and not been sent
 }
 
 // Topic describes a topic; ok is false when it does not exist here.
@@ -203,6 +204,7 @@ func (c *Cluster) Topic(name string) (info TopicInfo, ok bool) {
 		si := SubscriptionInfo{Type: s.typ, Durable: s.durable, Pending: len(s.pending)}
 		for _, o := range s.consumers {
 			si.Consumers = append(si.Consumers, o.name)
+			si.Permits += max(o.permits, 0)
 		}
 		si.Backlog = s.backlog()
 		info.Subscriptions[name] = si
