@@ -15,11 +15,11 @@ import (
 // SW-18: a cluster that hangs: the system accepts connections and takes bytes for it. Its topic moves without anybody who waits for it; when it goes on, nothing of it
 // reaches a client of the topic any more, and it gets nothing that a client sent after the flip.
 func TestAClusterThatHangsIsLeftAtOnce(t *testing.T) {
-	const topic, limit = "persistent://public/default/hangs", time.Second
+	const topic, receiptWait = "persistent://public/default/hangs", 10 * time.Second // who waited for a receipt, or for the end of a fence, would show
+	const limit = receiptWait / 2
 	r := newRig(t, testkit.Options{}, func(c *config.Config) {
-		quick := config.Duration(50 * time.Millisecond)
-		c.Health.Interval, c.Health.Timeout, c.Health.Over, c.Health.Failures = quick, config.Duration(200*time.Millisecond), quick, 2
-		c.Eviction.ReceiptWait = config.Duration(10 * time.Second) // who waited for a receipt would show
+		c.Health.Interval, c.Health.Timeout, c.Health.Over, c.Health.Failures = config.Duration(50*time.Millisecond), config.Duration(time.Second), config.Duration(time.Second), 2
+		c.Eviction.ReceiptWait, c.Limits.HandshakeTimeout = config.Duration(receiptWait), config.Duration(time.Minute)
 	})
 	lookups := r.connect(t, "")
 	target := r.owner(t, topic)
@@ -105,7 +105,7 @@ func TestAClusterThatHangsIsLeftAtOnce(t *testing.T) {
 func TestAClusterThatRefusesIsUpAndOneThatIsNotReadyIsDown(t *testing.T) {
 	r := newRig(t, testkit.Options{}, func(c *config.Config) {
 		quick := config.Duration(50 * time.Millisecond)
-		c.Health.Interval, c.Health.Timeout, c.Health.Over, c.Health.Failures = quick, config.Duration(200*time.Millisecond), quick, 2
+		c.Health.Interval, c.Health.Over, c.Health.Failures = quick, quick, 2 // and every question is answered
 	})
 	asked := func() int { return len(r.a.Commands(codec.TypeLookup)) }
 	health := func() string {

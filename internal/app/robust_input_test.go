@@ -45,6 +45,12 @@ func randomBytes(seed uint64, n int) []byte {
 	return b
 }
 
+// What a publish of a neighbour allocates in this process at most, and leaves behind: the client and the broker are in it as well.
+const (
+	publishCost = 16 << 10
+	publishKept = 2 << 10
+)
+
 // ME-06: what is not the protocol is closed at once, with one line that says why, counted once, and without the memory
 // that it claims. Others do not notice.
 func TestWhatIsNotTheProtocolIsClosedAtOnce(t *testing.T) {
@@ -90,11 +96,12 @@ func TestWhatIsNotTheProtocolIsClosedAtOnce(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			p := c.open(t)
 			counted, lines := r.closed(t, "client", c.reason), len(r.log.with("client connection closed", "reason=client_"+c.reason))
-			before := allocated()
+			before, published := allocated(), r.a.Count(codec.TypeSend)
 			p.write(c.bytes)
-			p.ended(2 * time.Second)
-			if grown := allocated() - before; grown > 1<<20 {
-				t.Errorf("%d bytes were allocated", grown)
+			p.ended(patience)
+			grown := allocated() - before
+			if others := int64(r.a.Count(codec.TypeSend)-published) * publishCost; grown > 1<<20+others {
+				t.Errorf("%d bytes were allocated, %d of them by the neighbour", grown, others)
 			}
 			r.await(t, "count of the close", func() bool { return r.closed(t, "client", c.reason) > counted })
 			if n := r.closed(t, "client", c.reason) - counted; n != 1 {
@@ -133,17 +140,15 @@ func TestALongNameMakesNoLongLine(t *testing.T) {
 func TestAHalfCommandEndsWithTheTimeForConnect(t *testing.T) {
 	r := newRig(t, testkit.Options{}, func(c *config.Config) { c.Limits.ConnectTimeout = config.Duration(300 * time.Millisecond) })
 	before := r.closed(t, "client", "no_connect")
+	start := time.Now()
 	p := r.dial(t)
 	p.write(claimCommand(codec.TypeConnect, 60<<10))
-	start := time.Now()
 	p.ended(patience)
-	if d := time.Since(start); d < 200*time.Millisecond || d > 3*time.Second {
+	if d := time.Since(start); d < 300*time.Millisecond || d > config.Default().Limits.ConnectTimeout.Std() {
 		t.Errorf("closed after %s, want about 300 ms", d)
 	}
 	r.await(t, "count", func() bool { return r.closed(t, "client", "no_connect") == before+1 })
-	if n := r.app.engine.Stats().BufferMemory; n != 0 {
-		t.Errorf("%d bytes of buffers are left", n)
-	}
+	r.await(t, "return of the buffers", func() bool { return r.app.engine.Stats().BufferMemory == 0 })
 }
 
 // silentPeersEnv makes the test binary open connections and say nothing, in a process of its own: the descriptors of both sides
@@ -235,8 +240,8 @@ func (r *rig) silentPeers(t *testing.T, n int) (opened, ended func() int) {
 // Connections that never speak are closed after limits.connect_timeout, cost little meanwhile, and a normal client works.
 func TestConnectionsThatNeverSpeakAreClosedAndCheap(t *testing.T) {
 	n := scaled(10_000)
-	r := newRig(t, testkit.Options{}, func(c *config.Config) { c.Limits.ConnectTimeout = config.Duration(time.Second) })
-	r.connect(t, "").nc.Close() // whatever is made once
+	r := newRig(t, testkit.Options{}, func(c *config.Config) { c.Limits.ConnectTimeout = config.Duration(6 * time.Second) }) // in which all of them have to be opened
+	r.connect(t, "").nc.Close()                                                                                              // whatever is made once
 	counted := r.closed(t, "client", "no_connect")
 	heapBefore, rssBefore := heap(), rss(t)
 	opened, ended := r.silentPeers(t, n)
@@ -246,7 +251,7 @@ func TestConnectionsThatNeverSpeakAreClosedAndCheap(t *testing.T) {
 		t.Fatalf("%d of %d connections were opened", got, n)
 	}
 	open := r.active()
-	perHeap, perRSS := (heap()-heapBefore)/max(open, 1), (rss(t)-rssBefore)/max(open, 1)
+	perHeap, perRSS := (heap()-heapBefore-int64(r.a.Count(codec.TypeSend))*publishKept)/max(open, 1), (rss(t)-rssBefore)/max(open, 1)
 	t.Logf("%d of %d open at once; per connection: heap %d bytes, RSS %d bytes", open, n, perHeap, perRSS)
 	if open < int64(n)/2 {
 		t.Errorf("only %d of %d connections were open at once: the memory was not measured", open, n)
@@ -285,7 +290,7 @@ func TestSurplusConnectionsAreRefusedAndGoElsewhere(t *testing.T) {
 	for range surplus {
 		p := r.dial(t)
 		_ = p.tryWrite(codec.AppendCommand(nil, connectCommand(""))) // may fail: it is closed at once
-		p.ended(time.Second)
+		p.ended(patience)
 	}
 	if n := r.metric(t, "pulsar_proxy_rejected_connections_total") - before; n != surplus {
 		t.Errorf("%v connections were counted as rejected, want %d", n, surplus)

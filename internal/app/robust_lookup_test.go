@@ -119,7 +119,7 @@ func TestALookupStormConnectsEverybody(t *testing.T) {
 	if got, want := connected.Load(), int64(clients*topics); got != want {
 		t.Errorf("%d producers, want %d", got, want)
 	}
-	if took > 30*time.Second {
+	if took > 90*time.Second {
 		t.Errorf("it took %s", took)
 	}
 	if refused.Load() == 0 {
@@ -133,7 +133,10 @@ func TestALookupStormConnectsEverybody(t *testing.T) {
 // LK-08: a throttled PARTITIONED_METADATA is answered in its own type, under its own request id.
 func TestThrottledPartitionMetadataHasTheRightResponseType(t *testing.T) {
 	const limit, surplus = 5, 3
-	r := newRig(t, testkit.Options{}, func(c *config.Config) { c.Limits.LookupsPerCluster, c.Loops = limit, 1 })
+	r := newRig(t, testkit.Options{}, func(c *config.Config) {
+		probedOnce(c)
+		c.Limits.LookupsPerCluster, c.Loops = limit, 1
+	})
 	release := make(chan struct{})
 	t.Cleanup(r.a.Handle(codec.TypePartitionedMetadata, testkit.Hold(release)))
 	p := r.connect(t, "")
@@ -169,18 +172,18 @@ func TestAKilledBrokerIsNotNamed(t *testing.T) {
 	target := r.owner(t, topic)
 
 	dead.Stop()
-	p.ended(2 * time.Second)
+	p.ended(patience)
 	again := r.dial(t)
 	again.send(connectCommand(target)) // the client's first try: the proxy learns that nobody listens
 	cmd, _, err := again.next()
 	if err != nil || codec.ServerError(cmd.GetError().GetError()) != codec.ErrorServiceNotReady {
 		t.Fatalf("a connection to a dead broker: %v, %v", cmd, err)
 	}
-	again.ended(time.Second)
+	again.ended(patience)
 
 	lookups := r.connect(t, "")
-	lookups.send(lookupCommand(topic, 1)) // the other broker still names the dead one
 	asked := time.Now()
+	lookups.send(lookupCommand(topic, 1)) // the other broker still names the dead one
 	awaitCluster(t, r.a, "question to the living broker", func() bool {
 		for _, c := range r.a.Commands(codec.TypeLookup) {
 			if c.At.After(asked) && c.Broker == heir.Index() && c.Cmd.GetLookupTopic().GetTopic() == topic {
@@ -195,7 +198,7 @@ func TestAKilledBrokerIsNotNamed(t *testing.T) {
 	taken := time.Now()
 	named := lookups.target()
 	t.Logf("answered %s after the take-over, %s after the question", time.Since(taken), time.Since(asked))
-	if time.Since(taken) > 3*time.Second {
+	if time.Since(taken) > 10*time.Second {
 		t.Errorf("the successor was named %s after it took over", time.Since(taken))
 	}
 	if named == target {
@@ -250,7 +253,7 @@ func TestAConnectionToTheOldClusterIsNoWayIn(t *testing.T) {
 // TOPIC_MIGRATED would lead a client around the proxy: it sees a plain close, asks the map, and ends where that says.
 func TestAMigratedTopicComesBackThroughTheProxy(t *testing.T) {
 	const topic = "persistent://public/default/migrated"
-	r := newRig(t, testkit.Options{}, nil)
+	r := newRig(t, testkit.Options{}, probedOnce)
 	p := r.bridge(t, topic)
 	p.produce(topic, "", 1)
 	p.subscribe(topic, "s", testkit.Shared, 2)
@@ -317,13 +320,11 @@ func TestAnAssignedBrokerOfTheOldClusterIsNoWayBack(t *testing.T) {
 		if err := <-moved; err != nil {
 			t.Fatal(err)
 		}
+		awaitClients(t, from, topic, 0, 0)
 		written := from.Count(codec.TypeProducer)
 		producer.mustSend(5)
 		if info, _ := to.Topic(topic); len(info.Producers) != 1 {
 			t.Errorf("round %d: cluster %s has %d producers, want 1", round, to.Name(), len(info.Producers))
-		}
-		if info, _ := from.Topic(topic); len(info.Producers) != 0 {
-			t.Errorf("round %d: cluster %s still has producers %v", round, from.Name(), info.Producers)
 		}
 		if n := from.Count(codec.TypeProducer) - written; n != 0 {
 			t.Errorf("round %d: %d PRODUCERs reached the old cluster after the switch", round, n)
@@ -377,7 +378,7 @@ func TestAnAssignedBrokerIsToldByItsTaggedAddress(t *testing.T) {
 // LK-03, LK-04: a target that no cluster vouches for is refused with a text that names the field and the value, and nothing is dialled.
 func TestTargetsThatNobodyVouchesForAreRefused(t *testing.T) {
 	const topic = "persistent://public/default/target"
-	r := newRig(t, testkit.Options{}, nil)
+	r := newRig(t, testkit.Options{}, probedOnce)
 	good := r.owner(t, topic)
 	tampered := []byte(good)
 	tampered[3] ^= 1
@@ -406,9 +407,9 @@ func TestTargetsThatNobodyVouchesForAreRefused(t *testing.T) {
 		if len(got.GetError().GetMessage()) > 1000 {
 			t.Errorf("target %.40q: a text of %d bytes", target, len(got.GetError().GetMessage()))
 		}
-		p.ended(time.Second)
+		p.ended(patience)
 	}
-	if n := dials() - before; n > 2 { // a probe of each cluster may fall into the time
+	if n := dials() - before; n > 0 {
 		t.Errorf("%d connections were dialled", n)
 	}
 	if n := r.closed(t, "client", "target_refused") - refused; n != float64(len(targets)) {

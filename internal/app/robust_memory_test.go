@@ -78,18 +78,6 @@ func (w *watcher) check(t *testing.T, what string, others int64) {
 	}
 }
 
-// stands waits until a counter that is read from the proxy does not move any more.
-func (r *rig) stands(t *testing.T, what string, read func() int64) {
-	t.Helper()
-	last, since := read(), time.Now()
-	r.await(t, "standstill of "+what, func() bool {
-		if now := read(); now != last {
-			last, since = now, time.Now()
-		}
-		return time.Since(since) > 200*time.Millisecond
-	})
-}
-
 func (r *rig) relayed() (n int64) {
 	for _, l := range r.app.engine.Stats().Loops {
 		n += l.ReadBytes
@@ -294,9 +282,9 @@ func TestASlowBrokerSlowsItsProducers(t *testing.T) {
 	}
 	sends := r.b.Count(codec.TypeSend)
 	slow.await(t, "paused producers", func() bool { return slow.paused() >= int64(n) })
+	taken := sent.Load()
 	slow.await(t, "neighbour's messages", func() bool { return r.b.Count(codec.TypeSend) > sends+300 })
 	during := neighbour.stop()
-	taken := sent.Load()
 	memory.check(t, fmt.Sprintf("%d producers to a broker that is slow (%d of %d MiB taken)", n, taken/4, n*messages/4), 192<<20)
 	compareLatency(t, before, during)
 	if taken >= int64(n)*messages {
@@ -355,7 +343,7 @@ func TestClientsThatNeverReadTheirAnswersHoldBoundedMemory(t *testing.T) {
 		})
 	}
 	sends := r.b.Count(codec.TypeSend)
-	r.stands(t, "the askers", asked.Load)
+	r.await(t, "askers that are not read", func() bool { return r.paused() >= int64(n) })
 	r.await(t, "neighbour's messages", func() bool { return r.b.Count(codec.TypeSend) > sends+300 })
 	during := neighbour.stop()
 	t.Logf("%d of %d questions were taken", asked.Load(), n*questions)

@@ -1,11 +1,9 @@
 package app
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"net"
-	"os"
 	"runtime"
 	"strings"
 	"sync"
@@ -17,7 +15,8 @@ import (
 	"pointsman/internal/testkit"
 )
 
-const keepAlive = 300 * time.Millisecond
+// keepAlive is short for a test, and long for the moment in which a machine with other things to do does not run one of the two sides.
+const keepAlive = 2 * time.Second
 
 func shortKeepAlive(c *config.Config) { c.Limits.KeepAliveInterval = config.Duration(keepAlive) }
 
@@ -29,6 +28,19 @@ func awaitCluster(t *testing.T, c *testkit.Cluster, what string, cond func() boo
 	if err := c.Await(ctx, what, cond); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// awaitClients waits until a cluster has so many producers and consumers of a topic: those that were told to leave it do so in their own time.
+func awaitClients(t *testing.T, c *testkit.Cluster, topic string, producers, consumers int) {
+	t.Helper()
+	awaitCluster(t, c, fmt.Sprintf("%d producers and %d consumers of %s", producers, consumers, topic), func() bool {
+		info, _ := c.Topic(topic)
+		n := 0
+		for _, s := range info.Subscriptions {
+			n += len(s.Consumers)
+		}
+		return len(info.Producers) == producers && n == consumers
+	})
 }
 
 // dataConns are the connections to a cluster that have, or had, producers or consumers.
@@ -49,14 +61,14 @@ func TestAClientThatVanishesIsClosedWithItsBrokerLeg(t *testing.T) {
 	target := r.owner(t, topic)
 	p := r.connect(t, target)
 	p.produce(topic, "the-name", 1)
-	p.subscribe(topic, "sub", testkit.Exclusive, 1)
 	before := r.closed(t, "client", "silent")
+	vanished := time.Now() // after this SUBSCRIBE it says nothing, not even PONG
+	p.subscribe(topic, "sub", testkit.Exclusive, 1)
 
-	vanished := time.Now() // from here on it says nothing, not even PONG
 	awaitCluster(t, r.a, "end of the broker leg", func() bool { return len(dataConns(r.a)) == 0 })
 	took := time.Since(vanished)
 	t.Logf("noticed after %s, keep-alive %s", took, keepAlive)
-	if took < keepAlive || took > 2*keepAlive+time.Second {
+	if took < 2*keepAlive || took > 6*keepAlive {
 		t.Errorf("the broker leg ended after %s, want about two keep-alive periods of %s", took, keepAlive)
 	}
 	r.await(t, "count", func() bool { return r.closed(t, "client", "silent") == before+1 })
@@ -74,23 +86,13 @@ func TestAnIdleClientThatAnswersStays(t *testing.T) {
 	r := newRig(t, testkit.Options{}, shortKeepAlive)
 	p := r.bridge(t, topic)
 	p.produce(topic, "", 1)
-	stop := time.Now().Add(5 * keepAlive)
-	p.nc.SetReadDeadline(stop)
-	pings := 0
-	for {
-		frame := make([]byte, 13)
-		_, err := io.ReadFull(p.r, frame)
-		if errors.Is(err, os.ErrDeadlineExceeded) {
-			break
-		}
-		if err != nil {
-			t.Fatalf("after %d PINGs: %v", pings, err)
-		}
-		pings++
-		p.send(pongCommand())
+	start := time.Now()
+	const periods = 2 // after which it would be closed
+	for range periods {
+		p.expectNothingButPing()
 	}
-	if pings < 3 {
-		t.Errorf("%d PINGs in five keep-alive periods", pings)
+	if took := time.Since(start); took < (periods-1)*keepAlive {
+		t.Errorf("%d PINGs within %s", periods, took)
 	}
 	p.publish(1, 1, []byte("still here"))
 }
@@ -120,9 +122,9 @@ func TestABrokersPingIsAnsweredOnlyByALiveClient(t *testing.T) {
 	// A newcomer takes the name of a dead one, and gets a refusal while the old one lives.
 	old := r.bridge(t, topic)
 	old.produce(topic, "taken", 7)
+	old.attend()
 	young := r.bridge(t, topic)
 	young.send(producerCommand(topic, "taken", 7, 1))
-	old.expectNothingButPing()
 	cmd, _, err := young.next()
 	if err != nil || codec.ServerError(cmd.GetError().GetError()) != codec.ErrorProducerBusy {
 		t.Fatalf("while the old one lives: %v, %v", cmd, err)
@@ -156,9 +158,9 @@ func TestADeadHolderLosesItsNameThroughTheProxy(t *testing.T) {
 func TestAFrozenBrokerIsCutOffAndComesBack(t *testing.T) {
 	const topic, onB = "persistent://public/default/frozen", "persistent://public/b/thawed"
 	r := newRig(t, testkit.Options{}, func(c *config.Config) {
-		c.Limits.DialTimeout = config.Duration(200 * time.Millisecond)
-		c.Limits.HandshakeTimeout = config.Duration(200 * time.Millisecond)
-		c.Limits.LookupTimeout = config.Duration(time.Second)
+		c.Limits.DialTimeout = config.Duration(time.Second)
+		c.Limits.HandshakeTimeout = config.Duration(2 * time.Second)
+		c.Limits.LookupTimeout = config.Duration(4 * time.Second)
 		c.Limits.KeepAliveInterval = config.Duration(keepAlive)
 	})
 	r.route(t, "public/b", "b")
@@ -183,9 +185,9 @@ func TestAFrozenBrokerIsCutOffAndComesBack(t *testing.T) {
 	if text := cmd.GetError().GetMessage(); !strings.Contains(text, `cluster a`) || !strings.Contains(text, "handshake") {
 		t.Errorf("the error does not say which cluster and what: %q", text)
 	}
-	p.ended(time.Second)
-	if d := time.Since(frozen); d > 2*time.Second {
-		t.Errorf("refused after %s, want about 400 ms", d)
+	p.ended(patience)
+	if d := time.Since(frozen); d > 10*time.Second {
+		t.Errorf("refused after %s, want about 3 s", d)
 	}
 	if n := r.closed(t, "broker", "handshake_timeout") - handshakes; n != 1 {
 		t.Errorf("counted %v times", n)
@@ -207,7 +209,7 @@ func TestAFrozenBrokerIsCutOffAndComesBack(t *testing.T) {
 		lookups.send(lookupCommand(topic, 6))
 		return lookups.expect(codec.TypeLookupResponse).GetLookupTopicResponse().GetResponse() == codec.LookupConnect
 	})
-	again := r.connect(t, target)
+	again := r.connect(t, target).attend()
 	again.produce(topic, "", 1)
 	again.publish(1, 1, []byte("back"))
 	t.Logf("back %s after the thaw", time.Since(thawed))
@@ -233,7 +235,7 @@ func TestABrokerLegThatDiesTakesTheClientSideWithIt(t *testing.T) {
 		before := r.closed(t, "broker", c.reason)
 		start := time.Now()
 		c.end(r.a.Conn(dataConns(r.a)[0].ID))
-		p.ended(2 * time.Second)
+		p.ended(patience)
 		t.Logf("%s: the client saw it after %s", c.reason, time.Since(start))
 		r.await(t, "count", func() bool { return r.closed(t, "broker", c.reason) == before+1 })
 		awaitCluster(t, r.a, "no connection left", func() bool { return len(dataConns(r.a)) == 0 })
@@ -324,9 +326,7 @@ func TestClientsThatLookUpAndLeaveLeaveNothingBehind(t *testing.T) {
 	if got := len(dataConns(r.a)); got != 0 {
 		t.Errorf("%d connections with producers or consumers", got)
 	}
-	if got := r.app.engine.Stats().BufferMemory; got != 0 {
-		t.Errorf("%d bytes of buffers are left", got)
-	}
+	r.await(t, "return of the buffers", func() bool { return r.app.engine.Stats().BufferMemory == 0 })
 }
 
 // EL-04: connections that are cut with full queues give their memory back, and each end is counted once.

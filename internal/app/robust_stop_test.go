@@ -26,7 +26,7 @@ const exclusiveAccess = 1
 // OP-01: a proxy is stopped under load. It says that it is not ready while it still takes connections; its clients go to the
 // second proxy, where names and subscriptions are free; everything acknowledged is there.
 func TestAStopUnderLoadSendsClientsToTheNextProxy(t *testing.T) {
-	const topic, delay = "persistent://public/default/rolling", 500 * time.Millisecond
+	const topic, delay = "persistent://public/default/rolling", 4 * time.Second
 	r := newRig(t, testkit.Options{}, func(c *config.Config) { c.Shutdown.DrainDelay = config.Duration(delay) })
 	other := r.beside(t, r.app.store.(joiner).Join(), nil)
 	var busy atomic.Int64 // refusals that a client saw because its own predecessor was still there
@@ -55,11 +55,13 @@ func TestAStopUnderLoadSendsClientsToTheNextProxy(t *testing.T) {
 	go func() {
 		n := 0
 		defer func() { done <- n }()
+		pace := time.NewTicker(time.Millisecond) // a consumer is permitted a limited number
+		defer pace.Stop()
 		for {
 			select {
 			case <-quit:
 				return
-			default:
+			case <-pace.C:
 			}
 			if !producer.trySend(fmt.Append(nil, n)) {
 				t.Errorf("message %d has no receipt", n)
@@ -77,9 +79,6 @@ func TestAStopUnderLoadSendsClientsToTheNextProxy(t *testing.T) {
 		return err == nil && !ready.Ready && strings.Contains(strings.Join(ready.Reasons, ";"), "draining")
 	})
 	late := r.connect(t, "") // the listener is still open: balancers have not noticed yet
-	if since := time.Since(start); since > delay {
-		t.Logf("too slow to look before the listener closed (%s)", since)
-	}
 	late.ended(patience)
 	held.ended(patience)
 	r.await(t, "closed listener", func() bool {
