@@ -133,6 +133,7 @@ func play(ctx context.Context, out, log io.Writer, p pace) (res result, err erro
 	if err := pause(ctx, p.after); err != nil {
 		return res, err
 	}
+	orders.await(ctx, func() bool { return published(green, ordersTopic) > 0 })
 	for _, s := range []*stream{orders, invoices} {
 		s.finish(ctx)
 	}
@@ -195,6 +196,7 @@ func startProxy(ctx context.Context, log io.Writer, clusters ...*testkit.Cluster
 	cfg.Store = config.Store{Type: "file", Path: dir}
 	cfg.DefaultCluster = clusters[0].Name()
 	cfg.Shutdown = config.Shutdown{Timeout: config.Duration(5 * time.Second)}
+	cfg.Eviction.ReceiptWait = config.Duration(10 * time.Second) // or what is on its way to blue on a slow machine would arrive after the switch
 	for _, c := range clusters {
 		cfg.Clusters[c.Name()] = &config.Cluster{ServiceURL: "pulsar://broker-0:6650,broker-1:6650", Resolve: c.Resolve()}
 	}

@@ -157,11 +157,18 @@ func (s *stream) finish(ctx context.Context) {
 	if err := s.producer.FlushWithCtx(ctx); err != nil {
 		s.noteFault(fmt.Errorf("flush: %w", err))
 	}
-	for !s.complete() {
+	s.await(ctx, s.complete) // what is missing then is lost
+}
+
+// await waits until done is true, as far as the stream's own progress can make it so, for drainLimit at most.
+func (s *stream) await(ctx context.Context, done func() bool) {
+	ctx, cancel := context.WithTimeout(ctx, drainLimit)
+	defer cancel()
+	for !done() {
 		select {
 		case <-s.progress:
 		case <-ctx.Done():
-			return // what is missing now is lost
+			return
 		}
 	}
 }
