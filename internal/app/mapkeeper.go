@@ -280,7 +280,6 @@ func (k *mapKeeper) apply(ctx context.Context, u store.Update, first bool) {
 		}
 	}
 	if first {
-		k.mover.takeAll()
 		k.reviewAll(ctx, nil, session.Assigned{})
 		k.tasks.Go(func() { k.reportExpected(ctx) })
 		return

@@ -89,7 +89,8 @@ func (v *mover) run(ctx context.Context) {
 	v.tasks.Wait()
 }
 
-// lookAtLease has everything count as unread while there is no lease. When there is one again, the map was read since.
+// lookAtLease has everything count as unread while there is no lease. When there is one, the map was read since it was lost, or since the start: also what
+// has not changed counts as read then.
 func (v *mover) lookAtLease(leased bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -124,16 +125,6 @@ func (v *mover) takes(topic string, e route.Entry) bool {
 	return true
 }
 
-// takeAll learns the entry of every topic that moves by what this process knows, after the whole map was read.
-func (v *mover) takeAll() {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	for topic, m := range v.topics {
-		m.p.Learn(v.entry(topic))
-		v.step(topic)
-	}
-}
-
 // entry is what the map says of a topic, by an entry of its own or by the rules.
 func (v *mover) entry(topic string) route.Entry {
 	table := v.k.table.Load()
@@ -146,7 +137,7 @@ func (v *mover) entry(topic string) route.Entry {
 		panic("app: the map holds an entry of " + topic + ", which is no topic: " + err.Error())
 	}
 	d := table.Decide(t, v.k.def)
-	return route.Entry{Topic: topic, Cluster: d.Cluster, Epoch: d.Epoch, SwitchID: e.SwitchID, Attempt: e.Attempt}
+	return route.Entry{Topic: topic, Cluster: d.Cluster, Epoch: d.Epoch}
 }
 
 // step does what is owed for a topic; mu is held.
@@ -189,7 +180,7 @@ func (v *mover) tell(m *movingTopic, duty switching.Duty) {
 			sh.Prepare(now, e.Topic)
 			done(session.Evicted{})
 		}, func(session.Evicted) {
-			v.report(m, e.Topic, func() { m.telling-- })
+			v.report(e.Topic, func() { m.telling-- })
 		})
 	case switching.DoFence:
 		v.fence(m, e)
@@ -219,7 +210,7 @@ func (v *mover) tell(m *movingTopic, duty switching.Duty) {
 			}, func(total session.Evicted) {
 				v.k.log.Info("clients were told that their topic moved", "topic", e.Topic, "switch", e.SwitchID, "cluster", e.Cluster,
 					"producers", total.Producers, "consumers", total.Consumers, "unresolved", total.Unresolved)
-				v.report(m, e.Topic, func() {
+				v.report(e.Topic, func() {
 					m.pending--
 					m.evicted = total
 					m.p.Evicted(e)
@@ -238,7 +229,7 @@ func (v *mover) fence(m *movingTopic, e route.Entry) {
 	}, func(now time.Time, sh *session.Shard, done func(session.Fenced)) {
 		sh.Fence(now, e.Topic, key, done)
 	}, func(total session.Fenced) {
-		v.report(m, e.Topic, func() {
+		v.report(e.Topic, func() {
 			m.fenced = total
 			m.p.Drained(key, total.Clean, total.Why)
 		})
@@ -247,13 +238,11 @@ func (v *mover) fence(m *movingTopic, e route.Entry) {
 
 // report hands a proxy what the loops have done. It comes from an event loop, which must not wait for mu as long as a disk takes: nobody
 // holds mu while he writes.
-func (v *mover) report(m *movingTopic, topic string, note func()) {
+func (v *mover) report(topic string, note func()) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	note()
-	if v.topics[topic] == m {
-		v.step(topic)
-	}
+	v.step(topic)
 }
 
 // perform writes the disk copy or an ack, and goes on.
@@ -284,9 +273,7 @@ func (v *mover) perform(m *movingTopic, duty switching.Duty) {
 	default:
 		m.p.Acked(duty.Phase, switching.KeyOf(e))
 	}
-	if v.topics[e.Topic] == m {
-		v.step(e.Topic)
-	}
+	v.step(e.Topic)
 }
 
 func (v *mover) acknowledge(m *movingTopic, duty switching.Duty) error {
