@@ -171,13 +171,9 @@ func TestTLSOnEitherSideIsNotCorrupted(t *testing.T) {
 	fast := func(c net.Conn) io.Reader { return c }
 	lazy := func(c net.Conn) io.Reader { return slow{c} }
 	versions(t, func(t *testing.T, version uint16, engine func(testing.TB, Config, func(*fakeShard, session.Conn) session.Endpoint) *Engine) {
-		wrong := func(err error) {
-			if err != nil {
-				t.Errorf("a server: %v", err)
-			}
-		}
-		plain := server(t, func(c *net.TCPConn) { wrong(check(c, 90, lazy)) })
-		secure := tlsServer(t, only(version), func(c *tls.Conn) { wrong(check(c, 91, fast)) })
+		served := make(chan error, 9)
+		plain := server(t, func(c *net.TCPConn) { served <- check(c, 90, lazy) })
+		secure := tlsServer(t, only(version), func(c *tls.Conn) { served <- check(c, 91, fast) })
 		for _, c := range []struct {
 			name     string
 			relay    func(*fakeShard, session.Conn) session.Endpoint
@@ -197,6 +193,14 @@ func TestTLSOnEitherSideIsNotCorrupted(t *testing.T) {
 				})
 			}
 			wg.Wait()
+			if t.Failed() {
+				return
+			}
+			for range 3 { // they may have megabytes to read still
+				if err := <-served; err != nil {
+					t.Errorf("%s, a server: %v", c.name, err)
+				}
+			}
 			for _, l := range e.Stats().Loops {
 				if l.SplicedBytes != 0 {
 					t.Errorf("%s: %d bytes were spliced past TLS", c.name, l.SplicedBytes)
