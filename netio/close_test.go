@@ -62,22 +62,24 @@ func TestCloseWithFlushGivesUpAtItsDeadline(t *testing.T) {
 }
 
 func TestAPeerThatTakesNothingIsClosedAtTheWriteDeadlineAndASlowOneIsNot(t *testing.T) {
-	const stall = 2 * time.Second
-	reasons := make(chan session.NetReason, 2)
+	const stall = time.Hour // of the engine's clock
+	stalled := make(chan session.NetReason, 1)
 	var slowEnded atomic.Bool
 	n := 0
+	var slowConn session.Conn
 	e := engine(t, Config{WriteStall: stall}, func(s *fakeShard, c session.Conn) session.Endpoint {
 		n++
 		ep := &base{s: s, c: c}
 		if n == 1 {
+			slowConn = c
 			ep.onEnd = func(r session.NetReason, _ error) { slowEnded.Store(true) }
 		} else {
-			ep.onEnd = func(r session.NetReason, _ error) { reasons <- r }
+			ep.onEnd = func(r session.NetReason, _ error) { stalled <- r }
 		}
 		s.do(session.Op{Kind: session.OpWrite, Conn: c, Data: make([]byte, 12<<20)})
 		return ep
 	})
-	// Its kernel holds little, so that what it takes shows in ours; ours holds so much that the poller says nothing for longer than the deadline.
+	// Its kernel holds little, so that what it takes shows in ours; ours holds so much that the poller says nothing of what it takes.
 	dialer := net.Dialer{Control: func(_, _ string, c syscall.RawConn) error {
 		return c.Control(func(fd uintptr) { _ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, 64<<10) })
 	}}
@@ -88,21 +90,42 @@ func TestAPeerThatTakesNothingIsClosedAtTheWriteDeadlineAndASlowOneIsNot(t *test
 	defer slowPeer.Close()
 	eventually(t, "accepted", func() bool { return e.Stats().Loops[0].Accepted == 1 })
 	connect(t, addr(e)) // takes nothing
+	eventually(t, "accepted", func() bool { return e.Stats().Loops[0].Accepted == 2 })
+	inOneTurn(e, func() {}) // what they were sent is written, and the rest queued
 	buf := make([]byte, 32<<10)
-	for began := time.Now(); time.Since(began) < 3*stall; {
-		if _, err := io.ReadFull(slowPeer, buf); err != nil {
-			t.Fatal(err)
+	// takes has the slow peer read until its kernel has told ours, or for the first time.
+	takes := func() {
+		seen := false
+		for !seen {
+			if _, err := io.ReadFull(slowPeer, buf); err != nil {
+				t.Fatal(err)
+			}
+			inOneTurn(e, func() {
+				c := e.loops[0].conn(slowConn)
+				seen = c == nil || c.out == nil || c.out.unsent < 0 || unsentBytes(int(c.fd)) < c.out.unsent || c.out.progress > e.loops[0].clock()-stall/4
+			})
+		}
+	}
+	for range 50 { // the kernels may go on with what they have for a while
+		takes()
+		passes(e, stall/2)
+		if slowEnded.Load() {
+			t.Fatal("the slow peer was closed")
 		}
 		select {
-		case r := <-reasons:
+		case r := <-stalled:
 			if r != session.NetWriteStalled {
 				t.Fatalf("reason %d", r)
+			}
+			for range 4 {
+				takes()
+				passes(e, stall/2)
 			}
 			if slowEnded.Load() {
 				t.Fatal("the slow peer was closed as well")
 			}
 			return
-		case <-time.After(stall / 40): // the pace of a slow peer
+		default:
 		}
 	}
 	t.Fatal("the stalled peer was not closed")
@@ -296,7 +319,7 @@ func TestWithoutDescriptorsConnectionsAreClosedAndTheLoopGoesOn(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer unix.Close(c)
-		if err := unix.SetsockoptTimeval(c, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 10}); err != nil {
+		if err := unix.SetsockoptTimeval(c, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 60}); err != nil {
 			t.Fatal(err)
 		}
 		spare[i] = c
@@ -322,7 +345,11 @@ func TestWithoutDescriptorsConnectionsAreClosedAndTheLoopGoesOn(t *testing.T) {
 		if err := unix.Connect(c, sockaddr(e.Addrs()[0])); err != nil {
 			t.Error(err)
 		}
-		if n, err := unix.Read(c, make([]byte, 1)); n != 0 || err != nil {
+		n, err := unix.Read(c, make([]byte, 1))
+		for err == unix.EINTR { // the scheduler's signals end a read with a time-out
+			n, err = unix.Read(c, make([]byte, 1))
+		}
+		if n != 0 || err != nil {
 			t.Errorf("read %d, %v; want the end", n, err)
 		}
 	}
@@ -502,7 +529,7 @@ func TestTheShardIsTickedAtItsDeadline(t *testing.T) {
 	if _, err := c.Write([]byte("x")); err != nil {
 		t.Fatal(err)
 	}
-	if late := <-ticked; late > 500*time.Millisecond {
+	if late := <-ticked; late > 10*time.Second { // it is microseconds, unless the machine stands still
 		t.Errorf("%v late", late)
 	}
 	events := e.Stats().Loops[0].Events

@@ -38,6 +38,10 @@ func (d *dialing) Dialed(_ time.Time, c session.Conn) {
 }
 
 func dialOn(e *Engine, target string, deny func(netip.Addr) bool) outcome {
+	return <-beginDial(e, target, deny)
+}
+
+func beginDial(e *Engine, target string, deny func(netip.Addr) bool) <-chan outcome {
 	out := make(chan outcome, 1)
 	e.Post(0, func(_ time.Time, sh Shard) {
 		s := sh.(*fakeShard)
@@ -46,7 +50,7 @@ func dialOn(e *Engine, target string, deny func(netip.Addr) bool) outcome {
 		d.onEnd = func(r session.NetReason, err error) { out <- outcome{r, err} }
 		s.do(session.Op{Kind: session.OpDial, Addr: target, Deny: deny, Endpoint: d})
 	})
-	return <-out
+	return out
 }
 
 func TestDialOutcomes(t *testing.T) {
@@ -56,7 +60,8 @@ func TestDialOutcomes(t *testing.T) {
 	_, holePort, _ := net.SplitHostPort(hole)
 	lo, lo6 := netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("::1")
 	mapped := netip.MustParseAddr("::ffff:127.0.0.1")
-	e := engine(t, Config{DialTimeout: 400 * time.Millisecond, Lookup: func(_ context.Context, host string) ([]netip.Addr, error) {
+	hasty := engine(t, Config{DialTimeout: 400 * time.Millisecond}, echoing) // for what never answers; all else has time
+	e := engine(t, Config{DialTimeout: time.Minute, Lookup: func(_ context.Context, host string) ([]netip.Addr, error) {
 		switch host {
 		case "live":
 			return []netip.Addr{lo}, nil
@@ -93,12 +98,16 @@ func TestDialOutcomes(t *testing.T) {
 		{"127.0.0.1:70000", nil, session.NetDialFailed, "port from 1 to 65535"},
 		{":6650", nil, session.NetDialFailed, "host:port"},
 	} {
-		got := dialOn(e, c.target, c.deny)
+		on := e
+		if c.want == session.NetDialTimeout {
+			on = hasty
+		}
+		got := dialOn(on, c.target, c.deny)
 		if got.reason != c.want || (c.text != "" && (got.err == nil || !strings.Contains(got.err.Error(), c.text))) {
 			t.Errorf("%s: reason %d, %v; want %d with %q", c.target, got.reason, got.err, c.want, c.text)
 		}
 	}
-	eventually(t, "no connection is left", func() bool { return e.Stats().Loops[0].Conns == 0 })
+	eventually(t, "no connection is left", func() bool { return e.Stats().Loops[0].Conns+hasty.Stats().Loops[0].Conns == 0 })
 }
 
 // The first address does not answer: the second is tried inside the same deadline.
@@ -110,10 +119,26 @@ func TestABlackHoledFirstAddressLeavesTimeForTheSecond(t *testing.T) {
 		t.Skipf("no second address with this port: %v", err)
 	}
 	defer ln.Close()
-	e := engine(t, Config{DialTimeout: time.Second, Lookup: func(context.Context, string) ([]netip.Addr, error) {
-		return []netip.Addr{netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("::1")}, nil
+	first := netip.MustParseAddr("127.0.0.1")
+	e := engine(t, Config{DialTimeout: time.Hour, Lookup: func(context.Context, string) ([]netip.Addr, error) {
+		return []netip.Addr{first, netip.MustParseAddr("::1")}, nil
 	}}, echoing)
-	if got := dialOn(e, "broker:"+port, nil); got.reason != connected {
+	out := beginDial(e, "broker:"+port, nil)
+	tried := func() (yes bool) {
+		inOneTurn(e, func() {
+			for _, c := range e.loops[0].conns {
+				yes = yes || c != nil && c.dial != nil && c.dial.trying == first
+			}
+		})
+		return yes
+	}
+	eventually(t, "the first address is tried", tried)
+	passes(e, 29*time.Minute)
+	if !tried() {
+		t.Error("the first address was given up before half of the time was over")
+	}
+	passes(e, 2*time.Minute)
+	if got := <-out; got.reason != connected {
 		t.Errorf("reason %d, %v", got.reason, got.err)
 	}
 }

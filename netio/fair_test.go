@@ -89,6 +89,7 @@ func TestBytesThatPassGoBeforeWork(t *testing.T) {
 		if _, err := relayed.Write([]byte("passing")); err != nil {
 			t.Error(err)
 		}
+		arrived(e, len(ends)+1)
 	})
 	if _, err := io.ReadFull(relayed, make([]byte, 7)); err != nil {
 		t.Fatal(err)
@@ -104,6 +105,7 @@ func TestBytesThatPassGoBeforeWork(t *testing.T) {
 func TestWorkThatWaitsDoesNotKeepTheLoopFromNewBytes(t *testing.T) {
 	const workers = 50
 	var relayed *net.TCPConn
+	var here *conn // relayed's other end
 	calls, sentAt, heardAt := 0, 0, 0
 	e, ends, passing := working(t, workers, func() {
 		calls++
@@ -114,6 +116,8 @@ func TestWorkThatWaitsDoesNotKeepTheLoopFromNewBytes(t *testing.T) {
 			if _, err := relayed.Write([]byte("passing")); err != nil {
 				t.Error(err)
 			}
+			for receivedBytes(int(here.fd)) == 0 { // the kernel may take its time to hand them over
+			}
 		}
 	}, func() {
 		if sentAt > 0 && heardAt == 0 {
@@ -122,6 +126,11 @@ func TestWorkThatWaitsDoesNotKeepTheLoopFromNewBytes(t *testing.T) {
 	})
 	inOneTurn(e, func() {
 		relayed = passing
+		for _, c := range e.loops[0].conns {
+			if c != nil && c.accepted && c.relays {
+				here = c
+			}
+		}
 		for _, c := range ends {
 			if _, err := c.Write([]byte("work")); err != nil {
 				t.Error(err)

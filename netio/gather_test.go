@@ -18,9 +18,14 @@ type gatherer struct {
 	sink *base
 	mark []byte
 	last bool // closes sink in the same turn
+
+	heard func() // may be nil
 }
 
 func (g *gatherer) Data(_ time.Time, src []byte) int {
+	if g.heard != nil {
+		g.heard()
+	}
 	g.s.do(session.Op{Kind: session.OpWrite, Conn: g.sink.c, Data: src, Gather: true})
 	if g.mark != nil {
 		g.s.do(session.Op{Kind: session.OpWrite, Conn: g.sink.c, Data: g.mark})
@@ -60,7 +65,7 @@ func gathering(t *testing.T, clients int, wait func(*loop) func() error, prepare
 	}
 	sink = <-accepted
 	eventually(t, "the sink is connected", func() bool { return e.Stats().Loops[0].Conns == int64(clients+1) })
-	if err := sink.SetDeadline(time.Now().Add(30 * time.Second)); err != nil {
+	if err := sink.SetDeadline(time.Now().Add(patience)); err != nil {
 		t.Fatal(err)
 	}
 	return e, ends, sink
@@ -75,6 +80,18 @@ func inOneTurn(e *Engine, f func()) {
 	close(end)
 }
 
+// arrived waits, within f of inOneTurn, until n of e's clients have bytes that are not read: the kernel may take its time to hand them over.
+func arrived(e *Engine, n int) {
+	for have := -1; have < n; {
+		have = 0
+		for _, c := range e.loops[0].conns {
+			if c != nil && c.accepted && receivedBytes(int(c.fd)) > 0 {
+				have++
+			}
+		}
+	}
+}
+
 // sendAll has each client send its message, all within one turn, and returns them in order.
 func sendAll(t *testing.T, e *Engine, ends []*net.TCPConn, size int) (all [][]byte) {
 	inOneTurn(e, func() {
@@ -84,6 +101,7 @@ func sendAll(t *testing.T, e *Engine, ends []*net.TCPConn, size int) (all [][]by
 				t.Error(err)
 			}
 		}
+		arrived(e, len(ends))
 	})
 	return all
 }
@@ -95,7 +113,16 @@ func TestSmallWritesOfATurnGatherIntoOne(t *testing.T) {
 		"the poller's":                  func(l *loop) func() error { return func() error { return l.poller.Polling(l.event) } },
 	} {
 		t.Run(name, func(t *testing.T) {
-			e, ends, sink := gathering(t, clients, wait, func(int, *gatherer) {})
+			var e *Engine
+			turns := map[int64]bool{} // in which clients were read: one, or more when the loop was slow (readyTime)
+			heard := func() {
+				turn := int64(0)
+				for i := range e.loops[0].counters.turns {
+					turn += e.loops[0].counters.turns[i].Load()
+				}
+				turns[turn] = true
+			}
+			e, ends, sink := gathering(t, clients, wait, func(_ int, g *gatherer) { g.heard = heard })
 			before := e.Stats().Loops[0].Writes
 			want := bytes.Join(sendAll(t, e, ends, 100), nil)
 			got := make([]byte, len(want))
@@ -108,8 +135,8 @@ func TestSmallWritesOfATurnGatherIntoOne(t *testing.T) {
 				}
 			}
 			inOneTurn(e, func() {}) // the counters of the turn before are complete
-			if n := e.Stats().Loops[0].Writes - before; n != 1 {
-				t.Errorf("%d writes for %d messages of one turn, want 1", n, clients)
+			if n := e.Stats().Loops[0].Writes - before; n != int64(len(turns)) || n > clients/2 {
+				t.Errorf("%d writes for %d messages of %d turns, want one for each turn", n, clients, len(turns))
 			}
 			if n := e.Stats().Loops[0].QueuedBytes; n != 0 {
 				t.Errorf("%d bytes are queued at the end of the turn", n)

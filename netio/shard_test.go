@@ -205,7 +205,7 @@ func engineAs(t testing.TB, cfg Config, accept func(*fakeShard, session.Conn) se
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
 		if err := e.Shutdown(ctx); err != nil {
 			t.Error(err)
@@ -236,12 +236,12 @@ func addr(e *Engine) string { return e.Addrs()[0].String() }
 
 func connect(t testing.TB, address string) *net.TCPConn {
 	t.Helper()
-	c, err := net.DialTimeout("tcp", address, 10*time.Second)
+	c, err := net.DialTimeout("tcp", address, patience)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { c.Close() })
-	if err := c.SetDeadline(time.Now().Add(60 * time.Second)); err != nil {
+	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
 		t.Fatal(err)
 	}
 	return c.(*net.TCPConn)
@@ -292,13 +292,28 @@ func echoServer(t testing.TB) string {
 	return server(t, func(c *net.TCPConn) { _, _ = io.Copy(struct{ io.Writer }{c}, struct{ io.Reader }{c}) })
 }
 
+// patience bounds what a test waits for that has to come: long enough for a machine that does much else.
+const patience = 3 * time.Minute
+
+// passes has that much time pass on the clock of e, which has one loop, and does what is due by then before it returns: real time that a busy machine
+// takes proves nothing.
+func passes(e *Engine, d time.Duration) {
+	done := make(chan struct{})
+	e.loops[0].post(func() {
+		e.base = e.base.Add(-d)
+		e.loops[0].fire()
+		close(done)
+	})
+	<-done
+}
+
 // eventually waits for a state that other goroutines bring about.
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	deadline := time.Now().Add(30 * time.Second)
+	deadline := time.Now().Add(patience)
 	for !ok() {
 		if time.Now().After(deadline) {
-			t.Fatalf("not within 30 s: %s", what)
+			t.Fatalf("not within %s: %s", patience, what)
 		}
 		time.Sleep(2 * time.Millisecond) // a poll of an outside state, not a wait for time to pass
 	}

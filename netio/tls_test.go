@@ -162,7 +162,7 @@ func tlsServer(t testing.TB, change func(*tls.Config), serve func(*tls.Conn)) st
 func TestTLSOnEitherSideIsNotCorrupted(t *testing.T) {
 	const perConn = 8 << 20
 	check := func(c net.Conn, seed byte, pace func(net.Conn) io.Reader) error {
-		_ = c.SetDeadline(time.Now().Add(60 * time.Second))
+		_ = c.SetDeadline(time.Now().Add(patience))
 		errs := make(chan error, 2)
 		go func() { errs <- sendChecked(c, seed, perConn) }()
 		go func() { errs <- readChecked(pace(c), perConn) }()
