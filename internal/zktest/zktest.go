@@ -22,10 +22,11 @@ import (
 // TickTime is the servers' tick: session time-outs are granted from two ticks on.
 const TickTime = 500 * time.Millisecond
 
-// startTimeout bounds the start of a server, stopTimeout its stop. A start takes a second or two; on a machine with a load of 60 it took longer than a minute.
+// startTimeout bounds the start of a server, stopTimeout its stop, askTimeout a question. A start takes a second or two; on a machine with a load of 60 it took longer than a minute.
 const (
 	startTimeout = 5 * time.Minute
 	stopTimeout  = 20 * time.Second
+	askTimeout   = 20 * time.Second
 )
 
 // Server is one ZooKeeper server process on a loopback port that stays the same over stops and starts.
@@ -61,7 +62,7 @@ func Ensemble(t testing.TB, n int) []*Server {
 	servers := make([]*Server, n)
 	for i := range servers {
 		servers[i] = &Server{t: t, classes: classes, dir: t.TempDir(), port: ports[i]}
-		servers[i].configure(peers.String() + "initLimit=20\nsyncLimit=4\n")
+		servers[i].configure(peers.String() + "initLimit=60\nsyncLimit=20\n") // ticks: a busy machine is no reason to elect another one
 		if err := os.WriteFile(filepath.Join(servers[i].dir, "data", "myid"), []byte(strconv.Itoa(i+1)), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -103,12 +104,12 @@ func (s *Server) Resume() { s.signal(syscall.SIGCONT) }
 
 // Ask sends one of the four-letter commands and returns the answer.
 func (s *Server) Ask(word string) (string, error) {
-	conn, err := net.DialTimeout("tcp", s.Addr(), time.Second)
+	conn, err := net.DialTimeout("tcp", s.Addr(), askTimeout)
 	if err != nil {
 		return "", err
 	}
 	defer conn.Close()
-	if err := conn.SetDeadline(time.Now().Add(5 * time.Second)); err != nil {
+	if err := conn.SetDeadline(time.Now().Add(askTimeout)); err != nil {
 		return "", err
 	}
 	if _, err := io.WriteString(conn, word); err != nil {
