@@ -69,7 +69,7 @@ func (w *drainWorld) drain(id string) {
 // until waits for a record, and for the entry that the map has then.
 func (w *drainWorld) until(id, what string, reached func(switching.Record, route.Entry) bool) (rec switching.Record, e route.Entry) {
 	w.t.Helper()
-	deadline := time.Now().Add(20 * time.Second)
+	deadline := time.Now().Add(2 * time.Minute)
 	for {
 		var err error
 		if rec, err = w.st.Switch(w.t.Context(), id); err != nil {

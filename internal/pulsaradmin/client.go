@@ -66,6 +66,8 @@ type Client struct {
 	cfg   Config
 	http  *http.Client
 	slots chan struct{} // one for each call under way
+	// messageWait is the constant of that name; tests wait longer.
+	messageWait time.Duration
 
 	mu   sync.Mutex
 	host int // guarded by mu: index of the web URL that answered last
@@ -101,7 +103,7 @@ func Open(name string, c *config.Cluster) (*Client, error) {
 
 // New makes a client. It dials nothing.
 func New(cfg Config) *Client {
-	c := &Client{cfg: cfg, slots: make(chan struct{}, Parallel)}
+	c := &Client{cfg: cfg, slots: make(chan struct{}, Parallel), messageWait: messageWait}
 	transport := &http.Transport{
 		TLSClientConfig: cfg.TLS.Clone(), MaxIdleConnsPerHost: Parallel, MaxConnsPerHost: Parallel, IdleConnTimeout: time.Minute,
 		DisableCompression: true, DialContext: c.dial, MaxResponseHeaderBytes: 1 << 20,

@@ -2,6 +2,7 @@ package pulsaradmin
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
@@ -28,12 +30,26 @@ func twoClusters(t *testing.T) (a, b *testkit.Cluster, toA, toB *Client) {
 		t.Cleanup(k.Close)
 		k.CreateTopic(backTopic, 0)
 		c := New(Config{Cluster: name, WebURLs: []string{k.Web()}})
+		c.messageWait = CallTimeout
 		t.Cleanup(c.Close)
 		return k, c
 	}
 	a, toA = open("a", testkit.Options{EntriesPerLedger: 7})
 	b, toB = open("b", testkit.Options{EntriesPerLedger: 5, LedgerBase: 500})
 	return a, b, toA, toB
+}
+
+// nobodyPublishes waits until a cluster has seen the end of the connection that a copier published by.
+func nobodyPublishes(t *testing.T, k *testkit.Cluster) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if err := k.Await(ctx, "the producer to be gone", func() bool {
+		info, _ := k.Topic(backTopic)
+		return len(info.Producers) == 0
+	}); err != nil {
+		t.Fatal(err)
+	}
 }
 
 func publish(k *testkit.Cluster, from, n int) {
@@ -127,6 +143,7 @@ func TestASuccessorGoesOnBehindWhatIsCopied(t *testing.T) {
 		t.Fatal("the copying went on without its connection")
 	}
 	remove()
+	nobodyPublishes(t, a)
 	publish(b, 30, 5)
 	if n, err := copier(t, toB, toA, boundary, behind).Copy(t.Context(), 1<<40); n != 13 || err != nil {
 		t.Errorf("%d copied, %v; want the 13 that are missing", n, err)
@@ -148,6 +165,11 @@ func TestAHoleAmongTheCopiesIsFound(t *testing.T) {
 	n := 0
 	remove := a.Handle(codec.TypeSend, func(conn *testkit.Conn, cmd *pulsarpb.BaseCommand) bool {
 		if n++; n == 4 {
+			conn.Hush()
+			go func() {
+				_ = a.Await(t.Context(), "those behind it to be stored", func() bool { return len(a.Messages(backTopic)) == 9 })
+				conn.Speak()
+			}()
 			conn.Send(&pulsarpb.BaseCommand{Type: number(codec.TypeSendError), SendError: &pulsarpb.CommandSendError{
 				ProducerId: cmd.Send.ProducerId, SequenceId: cmd.Send.SequenceId, Error: proto.Int32(int32(codec.ErrorNotAllowed)), Message: proto.String("too large")}})
 			return true
@@ -159,6 +181,7 @@ func TestAHoleAmongTheCopiesIsFound(t *testing.T) {
 		t.Fatalf("error %v, want what the broker said", err)
 	}
 	remove()
+	nobodyPublishes(t, a)
 	for _, one := range []*Copier{c, copier(t, toB, toA, boundary, behind)} {
 		if _, err := one.Copy(t.Context(), 1<<40); !errors.Is(err, ErrNoCopy) || !strings.Contains(err.Error(), "none of ") {
 			t.Errorf("error %v, want the hole", err)

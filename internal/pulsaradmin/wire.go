@@ -311,7 +311,7 @@ func (w *wire) scanBodies(ctx context.Context, first Position, visit func(e Entr
 
 // soon is when a message that is there has to have come, at the latest; the past when ctx has ended.
 func (w *wire) soon(ctx context.Context) time.Time {
-	deadline := time.Now().Add(messageWait)
+	deadline := time.Now().Add(w.c.messageWait)
 	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
 		deadline = d
 	}

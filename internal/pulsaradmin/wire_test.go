@@ -41,6 +41,7 @@ func broker(t *testing.T, opts testkit.Options, cfg Config) (*testkit.Cluster, *
 		"GET /lookup/v2/topic/persistent/acme/geo/wire": fmt.Sprintf(`{"%s":"%s"}`, field, k.Broker(0).URL()),
 	}).URL}
 	c := New(cfg)
+	c.messageWait = CallTimeout
 	t.Cleanup(c.Close)
 	return k, c
 }

@@ -30,6 +30,7 @@ type Conn struct {
 	outBytes int
 	starved  bool // a consumer waits for room in the queue
 	closing  bool // close when the queue is empty
+	silent   bool // nothing is taken from the queue
 	pong     chan struct{}
 	wake     chan struct{} // of the writer; capacity 1, not guarded
 
@@ -119,6 +120,21 @@ func (c *Conn) setDeaf(deaf bool) {
 	c.deaf = deaf
 	c.broker.mu.Unlock()
 	c.broker.moved.Broadcast()
+}
+
+// Hush keeps what the connection is to write until Speak; it goes on reading.
+func (c *Conn) Hush() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.silent = true
+}
+
+// Speak undoes Hush.
+func (c *Conn) Speak() {
+	c.mu.Lock()
+	c.silent = false
+	c.mu.Unlock()
+	c.wakeWriter()
 }
 
 // Wait waits for d, or until the connection ends.
@@ -274,6 +290,10 @@ func (c *Conn) writeLoop() {
 // flush writes what is queued. more tells that there may be more by now; ok is false when the connection is over.
 func (c *Conn) flush() (more, ok bool) {
 	c.mu.Lock()
+	if c.silent {
+		c.mu.Unlock()
+		return false, true
+	}
 	bufs := c.out
 	c.out = nil
 	closing := c.closing

@@ -201,6 +201,7 @@ func TestADeafConnectionSlowsItsSender(t *testing.T) {
 	c.Handle(codec.TypeProducer, Times(1, GoDeaf))
 	r.send(producerCommand(topicT, "p", 1))
 	r.readType(codec.TypeProducerSuccess) // a deaf connection still answers what it has read
+	r.write(sendFrame(1, 0, nil))
 	r.nc.SetWriteDeadline(time.Now().Add(200 * time.Millisecond))
 	var sent int
 	for src := sendFrame(1, 0, make([]byte, 1<<20)); sent < 1<<30; sent++ {

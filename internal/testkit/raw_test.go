@@ -27,7 +27,7 @@ type raw struct {
 	r  *bufio.Reader
 }
 
-const patience = 10 * time.Second
+const patience = time.Minute
 
 func start(t *testing.T, opts Options) *Cluster {
 	t.Helper()
@@ -407,19 +407,23 @@ func TestASlowConsumerIsNotFedMoreThanItsShare(t *testing.T) {
 
 // A name's holder is PINGed before a newcomer is refused; one that does not answer loses the name.
 func TestAHolderThatIsDeadLosesItsName(t *testing.T) {
-	c := start(t, Options{LivenessTimeout: 50 * time.Millisecond})
-	old, young := connect(t, c.Broker(0)), connect(t, c.Broker(0))
-	old.send(producerCommand(topicT, "p", 1))
-	old.readType(codec.TypeProducerSuccess)
-	old.send(subscribeCommand(topicT, "s", Exclusive, 1))
-	old.readType(codec.TypeSuccess)
-
+	hold := func(liveness time.Duration) (old, young *raw) {
+		c := start(t, Options{LivenessTimeout: liveness})
+		old, young = connect(t, c.Broker(0)), connect(t, c.Broker(0))
+		old.send(producerCommand(topicT, "p", 1))
+		old.readType(codec.TypeProducerSuccess)
+		old.send(subscribeCommand(topicT, "s", Exclusive, 1))
+		old.readType(codec.TypeSuccess)
+		return old, young
+	}
+	old, young := hold(time.Hour)
 	young.send(producerCommand(topicT, "p", 1))
 	old.readType(codec.TypePing)
 	old.send(&pulsarpb.BaseCommand{Type: typeOf(codec.TypePong), Pong: &pulsarpb.CommandPong{}})
 	if got := young.readType(codec.TypeError).GetError(); codec.ServerError(got.GetError()) != codec.ErrorProducerBusy {
 		t.Fatalf("answer %v while the holder lives", got)
 	}
+	old, young = hold(50 * time.Millisecond)
 	young.send(subscribeCommand(topicT, "s", Exclusive, 1)) // this time the holder says nothing
 	young.readType(codec.TypeSuccess)
 	old.ended()
@@ -428,14 +432,16 @@ func TestAHolderThatIsDeadLosesItsName(t *testing.T) {
 }
 
 func TestUnansweredPingsEndTheConnection(t *testing.T) {
+	t.Parallel() // it takes its time
 	c := start(t, Options{PingInterval: 20 * time.Millisecond})
 	r := connect(t, c.Broker(0))
-	for range 3 {
-		r.readType(codec.TypePing)
-		r.send(&pulsarpb.BaseCommand{Type: typeOf(codec.TypePong), Pong: &pulsarpb.CommandPong{}})
-	}
 	r.readType(codec.TypePing)
 	r.ended()
+	c = start(t, Options{PingInterval: 3 * time.Second}) // a PONG has to come within that
+	r = connect(t, c.Broker(0))
+	r.readType(codec.TypePing)
+	r.send(&pulsarpb.BaseCommand{Type: typeOf(codec.TypePong), Pong: &pulsarpb.CommandPong{}})
+	r.readType(codec.TypePing)
 }
 
 func TestUnloadTellsEveryClientWhereToGo(t *testing.T) {
