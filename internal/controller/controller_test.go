@@ -20,7 +20,7 @@ import (
 func TestAPlannedSwitchEndsOnTheNewClusterWithAReceipt(t *testing.T) {
 	in(t, func(t *testing.T) {
 		w := newWorld(t, "p1", "p2")
-		w.topic.failures["replicated"], w.topic.failures["carry"] = 2, 1
+		w.topic.failures["replicated"], w.topic.failures["carry"], w.topic.failures["read back"] = 2, 1, 1
 		w.request("sw-1")
 		rec, e := w.run(w.controller("p1", w.st), "sw-1")
 		if want := (route.Entry{Topic: base, Cluster: "b", Epoch: 1, SwitchID: "sw-1", Attempt: 1}); rec.State != switching.StateDone || e != want {
@@ -30,10 +30,25 @@ func TestAPlannedSwitchEndsOnTheNewClusterWithAReceipt(t *testing.T) {
 		if rc == nil || rc.HoldMillis <= 0 || rc.HoldMillis > 1000 || rc.Evicted || rc.SubscriptionCount != 1 || rc.DuplicatesForecast != 4 || len(rc.Acks) != 6 || rc.Tail[base] != "7:41" || rc.Verified != "all there" {
 			t.Errorf("receipt: %+v", rc)
 		}
+		for _, a := range rc.Acks {
+			if a.Attempt != 1 || a.Claims != nil {
+				t.Errorf("the receipt has the ack %+v, want those of the attempt, without the producers' names", a)
+			}
+		}
+		times := map[string]int{}
+		for _, step := range rc.Steps {
+			times[step.Work] += max(step.Times, 1)
+		}
+		if rc.First[base] != "9:41" || times["replicated"] != 3 || times["write fenced"] != 1 || times["verify"] != 1 {
+			t.Errorf("receipt: first %v, steps %+v", rc.First, rc.Steps)
+		}
+		if !rec.Deadline.Equal(rec.Flipped.Add(switching.EvictLimit)) {
+			t.Errorf("flipped at %v, the deadline of the acks is %v", rec.Flipped, rec.Deadline)
+		}
 		if rec.Assigned[base] != "broker-1:6650" || rec.Runner != "p1" || rec.Flipped.IsZero() || rec.Ended.IsZero() {
 			t.Errorf("record: %+v", rec)
 		}
-		if w.topic.calls["warm"] != 1 || w.topic.calls["replicated"] != 3 || w.topic.calls["carry"] != 2 || w.topic.calls["evict"] != 0 {
+		if w.topic.calls["warm"] != 1 || w.topic.calls["replicated"] != 3 || w.topic.calls["carry"] < 2 || w.topic.calls["read back"] != 2 || w.topic.calls["evict"] != 0 {
 			t.Errorf("calls: %v", w.topic.calls)
 		}
 		history, err := w.st.History(t.Context(), 10)
@@ -66,9 +81,10 @@ func TestAnUncleanAckHasTheOldClusterUnloadTheTopic(t *testing.T) {
 	in(t, func(t *testing.T) {
 		w := newWorld(t, "p1")
 		w.clean.Store(false)
+		w.topic.failures["evict"] = 2 // nothing goes on before it is done
 		w.request("sw-1")
 		rec, _ := w.run(w.controller("p1", w.st), "sw-1")
-		if rec.State != switching.StateDone || !rec.Receipt.Evicted || w.topic.calls["evict"] != 1 {
+		if rec.State != switching.StateDone || !rec.Receipt.Evicted || w.topic.calls["evict"] != 3 {
 			t.Errorf("%s, note %q, calls %v", rec.State, rec.Note, w.topic.calls)
 		}
 	})
@@ -282,17 +298,21 @@ func TestAnOperatorAbortsAndAsksAgain(t *testing.T) {
 				return
 			}
 			rec.Rev++
-			rec.Wish = switching.WishAbort
+			rec.Wish, rec.WishBy = switching.WishAbort, "bob"
 			if err := w.st.PutSwitch(t.Context(), rec); err != nil {
 				t.Errorf("wish: %v", err)
 			}
 		}
 		rec, e := w.run(c, "sw-1")
-		if rec.State != switching.StateAborted || rec.Note != "aborted by the operator" || e != (route.Entry{}) {
+		if rec.State != switching.StateAborted || rec.Note != "aborted by bob" || e != (route.Entry{}) {
 			t.Fatalf("%s (%s), entry %+v", rec.State, rec.Note, e)
 		}
 		if rec.Receipt.HoldMillis > 2000 {
 			t.Errorf("the topic was held for %v ms after it was given up", rec.Receipt.HoldMillis)
+		}
+		history, err := w.st.History(t.Context(), 9)
+		if err != nil || len(history) != 3 || history[0].Who != "bob" || history[2].Who != "alice" {
+			t.Errorf("history %+v, %v; want that alice has begun it and bob has ended it", history, err)
 		}
 		w.topic.failures["replicated"] = 0
 		if err := w.st.PutSwitch(t.Context(), rec.Again(time.Now())); err != nil {
@@ -301,6 +321,11 @@ func TestAnOperatorAbortsAndAsksAgain(t *testing.T) {
 		rec, e = w.run(w.controller("p1", w.st), "sw-1")
 		if rec.State != switching.StateDone || e.Cluster != "b" || e.Attempt != 2 {
 			t.Errorf("again: %s (%s), entry %+v", rec.State, rec.Note, e)
+		}
+		for _, a := range rec.Receipt.Acks {
+			if a.Attempt != 2 {
+				t.Errorf("the receipt of attempt 2 has an ack of attempt %d", a.Attempt)
+			}
 		}
 	})
 }
@@ -619,6 +644,44 @@ func TestASwitchIsGivenUpWhileItsSubscriptionsAreCarriedAhead(t *testing.T) {
 		rec, _ = w.run(w.controller("p1", w.st), "sw-1")
 		if took := rec.Ended.Sub(rec.Started); rec.State != switching.StateAborted || took > 5*time.Second {
 			t.Errorf("%s (%s) after %v", rec.State, rec.Note, took)
+		}
+	})
+}
+
+// Nor for a cluster that does not answer within the fence, and clients wait as little.
+func TestASwitchIsGivenUpWhileAClusterHangsInTheFence(t *testing.T) {
+	in(t, func(t *testing.T) {
+		w := newWorld(t, "p1")
+		w.topic.hangs = "carry"
+		w.request("sw-1")
+		c := w.controller("p1", w.st)
+		c.began = func(step switching.Step) {
+			if rec, err := w.st.Switch(t.Context(), "sw-1"); step.Work == switching.WorkCarry && (err != nil || rec.Wish == "") {
+				rec.Rev, rec.Wish = rec.Rev+1, switching.WishAbort
+				if err := w.st.PutSwitch(t.Context(), rec); err != nil {
+					t.Errorf("wish: %v", err)
+				}
+			}
+		}
+		rec, _ := w.run(c, "sw-1")
+		if limit := float64(4 * lookEvery.Milliseconds()); rec.State != switching.StateAborted || rec.Note != "aborted by the operator" || rec.Receipt.HoldMillis > limit {
+			t.Errorf("%s (%s) after %v ms of a fence", rec.State, rec.Note, rec.Receipt.HoldMillis)
+		}
+	})
+}
+
+// What trying again does not mend is not tried until the limit.
+func TestAClusterThatCanNeverBeWorkedOnEndsTheSwitchAtOnce(t *testing.T) {
+	in(t, func(t *testing.T) {
+		w := newWorld(t, "p1")
+		w.request("sw-1")
+		c := w.controller("p1", w.st)
+		c.cfg.Open = func(context.Context, switching.Record) (Topic, error) {
+			return nil, fmt.Errorf("cluster b has no admin address: %w", ErrHopeless)
+		}
+		rec, _ := w.run(c, "sw-1")
+		if rec.State != switching.StateAborted || !strings.Contains(rec.Note, "no admin address") || rec.Receipt.HoldMillis > 1000 {
+			t.Errorf("%s (%s) after %v ms of a fence", rec.State, rec.Note, rec.Receipt.HoldMillis)
 		}
 	})
 }

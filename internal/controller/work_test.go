@@ -109,7 +109,7 @@ func (w *world) entry() route.Entry {
 // A topic that rules decide is prepared only if the same rules decide it still: each of those above it is compared in the write, absent
 // ones too.
 func TestATopicWhoseRulesHaveChangedIsNotPrepared(t *testing.T) {
-	for _, scope := range []string{"acme/orders", "acme", ""} {
+	for scope, epoch := range map[string]uint64{"acme/orders": 1, "acme": 0, "": 1} {
 		for name, nth := range map[string]int{"before the write is computed": 2, "after the write was computed": 3} { // the first reading is before what is done ahead
 			t.Run(name+", "+scope, func(t *testing.T) {
 				in(t, func(t *testing.T) {
@@ -117,7 +117,7 @@ func TestATopicWhoseRulesHaveChangedIsNotPrepared(t *testing.T) {
 					h := &hooked{Memory: w.st}
 					h.after = func(call string, n int, _ *store.Change) {
 						if call == "Rules" && n == nth {
-							w.apply(store.Change{Rules: []store.RuleChange{{Scope: scope, After: &route.Rule{Scope: scope, Cluster: "b", Epoch: 1}}}})
+							w.apply(store.Change{Rules: []store.RuleChange{{Scope: scope, After: &route.Rule{Scope: scope, Cluster: "b", Epoch: epoch}}}})
 						}
 					}
 					w.request("sw-1")
@@ -161,6 +161,12 @@ func TestALateLeaderCarriesNothing(t *testing.T) {
 			flipped.Cluster, flipped.Epoch, flipped.State = "b", 1, route.StateActive
 			rec.Rev, rec.State = rec.Rev+1, switching.StateEvicting
 			w.apply(store.Change{Entries: []store.EntryChange{{Topic: base, Before: &fenced, After: &flipped}}, Switch: &rec})
+		},
+		"given up": func(w *world, rec switching.Record, fenced route.Entry) {
+			active := fenced
+			active.State = route.StateActive
+			rec.Rev, rec.State = rec.Rev+1, switching.StateAborted
+			w.apply(store.Change{Entries: []store.EntryChange{{Topic: base, Before: &fenced, After: &active}}, Switch: &rec})
 		},
 		"the next attempt": func(w *world, rec switching.Record, fenced route.Entry) {
 			active := fenced
@@ -395,6 +401,80 @@ func TestADriverWhoseWritesAlwaysConflictPauses(t *testing.T) {
 		}
 		if n := s.asked.Load(); n < 20 || n > 110 {
 			t.Errorf("%d writes in 20 s, want one each %s", n, switching.RetryInterval)
+		}
+	})
+}
+
+// C7: what the store does not tell is not taken for nothing there: no entry, no member, no tombstone. A successor in the fence waits until it is told.
+func TestWhatTheStoreDoesNotTellIsNotTakenForNothing(t *testing.T) {
+	for _, op := range []string{"Switch", "Entry", "Proxies", "Tombstones", "Acks"} {
+		t.Run(op, func(t *testing.T) {
+			in(t, func(t *testing.T) {
+				w := newWorld(t, "p1", "p2")
+				w.request("sw-1")
+				ctx, die := context.WithCancel(t.Context())
+				first := w.controller("p1", &hooked{Memory: w.st.Join(), after: func(_ string, _ int, c *store.Change) {
+					if c != nil && c.Switch.State == switching.StateFenced {
+						die()
+					}
+				}})
+				if err := first.Run(ctx); err != nil {
+					t.Fatal(err)
+				}
+				mine := w.st.Join()
+				mine.SetFaults(store.Faults{Err: store.ErrUnavailable, Only: []string{op}})
+				time.AfterFunc(2*time.Second, func() { // of the bubble
+					if e := w.entry(); e.State != route.StateFenced || len(w.topic.calls) > 1 { // the first leader has carried ahead
+						t.Errorf("without it the switch went on: entry %+v, calls %v", e, w.topic.calls)
+					}
+					mine.SetFaults(store.Faults{})
+				})
+				if rec, _ := w.run(w.controller("p2", mine), "sw-1"); rec.State != switching.StateDone {
+					t.Errorf("%s: %s", rec.State, rec.Note)
+				}
+			})
+		})
+	}
+}
+
+// Rules that decide a topic are compared in the writes of its switch, and nothing is made of them.
+func TestTheRulesAboveATopicStayAsTheyAre(t *testing.T) {
+	for _, foreign := range []string{"", "somebody"} {
+		in(t, func(t *testing.T) {
+			w := newWorld(t, "p1")
+			w.topic.foreign = foreign
+			for _, r := range []route.Rule{{Scope: "acme", Cluster: "b", Epoch: 1}, {Scope: "acme/orders", Cluster: "a", Epoch: 3}} {
+				w.apply(store.Change{Rules: []store.RuleChange{{Scope: r.Scope, After: &r}}})
+			}
+			before, err := w.st.Rules(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			w.requestAt("sw-1", 4)
+			rec, e := w.run(w.controller("p1", w.st), "sw-1")
+			switch {
+			case foreign == "" && (rec.State != switching.StateDone || e.Cluster != "b" || e.Epoch != 4), foreign != "" && (rec.State != switching.StateAborted || e != route.Entry{}):
+				t.Errorf("%s (%s), entry %+v", rec.State, rec.Note, e)
+			}
+			if after, err := w.st.Rules(t.Context()); err != nil || !slices.Equal(after, before) {
+				t.Errorf("the rules were %+v and are %+v, %v", before, after, err)
+			}
+		})
+	}
+}
+
+// A topic with an entry of its own keeps one when its switch is given up.
+func TestAnAbortLeavesATopicItsOwnEntry(t *testing.T) {
+	in(t, func(t *testing.T) {
+		w := newWorld(t, "p1")
+		w.topic.foreign = "somebody"
+		own := route.Entry{Topic: base, Cluster: "a", Epoch: 2}
+		w.set(nil, &own)
+		w.requestAt("sw-1", 3)
+		rec, e := w.run(w.controller("p1", w.st), "sw-1")
+		own.SwitchID, own.Attempt = "sw-1", 1
+		if rec.State != switching.StateAborted || e != own {
+			t.Errorf("%s (%s), entry %+v, want %+v", rec.State, rec.Note, e, own)
 		}
 	})
 }

@@ -142,7 +142,7 @@ func (w *world) request(id string) switching.Record { return w.requestAt(id, 1) 
 
 // requestAt asks for a switch whose flip writes that epoch.
 func (w *world) requestAt(id string, epoch uint64) switching.Record {
-	rec := switching.Record{ID: id, Rev: 1, Attempt: 1, Topic: base, From: "a", To: "b", Mode: switching.ModePlanned, State: switching.StateRequested, Epoch: epoch, Started: time.Now()}
+	rec := switching.Record{ID: id, Rev: 1, Attempt: 1, Topic: base, From: "a", To: "b", Mode: switching.ModePlanned, State: switching.StateRequested, Epoch: epoch, Who: "alice", Started: time.Now()}
 	if err := w.st.PutSwitch(w.t.Context(), rec); err != nil {
 		w.t.Fatal(err)
 	}
