@@ -2,12 +2,15 @@ package app
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
 	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -216,6 +219,77 @@ func TestACopyWithoutVersionsServes(t *testing.T) {
 	m, at, err := disk.load()
 	if err != nil || !at.Equal(saved) || m.table.Digest() != table.Digest() || len(m.known.Versions) != 0 {
 		t.Errorf("%+v, %v, %v", m.known, at, err)
+	}
+}
+
+// sealed is a copy with the checksum that it should have.
+func sealed(head, body string) []byte {
+	text := []byte(head + body)
+	sum := sha256.Sum256(text)
+	return append(text, sum[:]...)
+}
+
+// Nothing is served from a copy that is not what was written, or that a later version wrote; whatever it is, reading it ends with a reason.
+func TestACopyThatIsNotWholeIsRefused(t *testing.T) {
+	const digest = `"digest":"0000000000000000","rules":[]`
+	whole := sealed(`{"format":1,`+digest+"}\n", "")
+	if _, _, err := parseCopy(whole); err != nil {
+		t.Fatalf("an empty copy: %v", err)
+	}
+	torn := slices.Clone(whole)
+	torn[12] ^= 1
+	for want, raw := range map[string][]byte{
+		"it is cut off":                    whole[:sha256.Size-1],
+		"checksum does not match":          torn,
+		"it has no header":                 sealed(`{"format":1,`+digest+"}", ""),
+		"format 2, this version knows 1":   sealed(`{"format":2,`+digest+"}\n", ""),
+		"format 0, this version knows 1":   sealed(`{`+digest+"}\n", ""),
+		"a bucket is cut off":              sealed(`{"format":1,"buckets":1,`+digest+"}\n", "\x00\x01\x00\x00\x00"),
+		"bucket is cut off":                sealed(`{"format":1,"buckets":1,`+digest+"}\n", "\x00\x01\x00\x00\x00\x02x"),
+		"there is no part 1024 of a map":   sealed(`{"format":1,"unknown":[1024],`+digest+"}\n", ""),
+		"there is no part -2 of a map":     sealed(`{"format":1,"unknown":[-2],`+digest+"}\n", ""),
+		"its header says 0000000000000001": sealed(`{"format":1,"digest":"0000000000000001","rules":[]}`+"\n", ""),
+	} {
+		if _, _, err := parseCopy(raw); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v", want, err)
+		}
+	}
+}
+
+// The copy is written anew when anything of it has changed.
+func TestACopyIsTheSameOnlyIfAllOfItIs(t *testing.T) {
+	m := servedMap{tableOf(t, movedEntry(route.StatePrepared)), store.Known{Map: "m", Versions: map[int]string{1: "v"}}}
+	if !m.same(m) {
+		t.Error("a map is not the same as itself")
+	}
+	for name, o := range map[string]servedMap{
+		"no table": {}, "table": {route.Empty(), m.known}, "map": {m.table, store.Known{Map: "n", Versions: m.known.Versions}},
+		"versions": {m.table, store.Known{Map: "m", Versions: map[int]string{1: "w"}}},
+	} {
+		if m.same(o) {
+			t.Errorf("with another %s it counts as the same", name)
+		}
+	}
+}
+
+// A file that could not be replaced is left alone, and nothing beside it; the directory is for its owner.
+func TestAFileThatCannotBeReplacedLeavesNothingBehind(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "state")
+	d, err := newDiskCopy(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if info, err := os.Stat(dir); err != nil || info.Mode().Perm() != 0o700 {
+		t.Errorf("%v, %v", info.Mode(), err)
+	}
+	if err := os.MkdirAll(filepath.Join(d.path, "x"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := writeDurably(d.path, []byte("text")); err == nil {
+		t.Error("a directory was replaced by a file")
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) != 1 {
+		t.Errorf("%v, %v", left, err)
 	}
 }
 

@@ -96,10 +96,8 @@ func (c *movingCopy) put(e route.Entry) error {
 		c.mu.Unlock()
 		return nil
 	}
-	if !c.aside {
-		c.entries[e.Topic] = e
-		c.changes++
-	}
+	c.entries[e.Topic] = e
+	c.changes++
 	c.mu.Unlock()
 	_, err := c.writes.Get(context.Background(), time.Hour, func(context.Context) (struct{}, error) { return struct{}{}, c.write() })
 	return err
@@ -169,9 +167,6 @@ func (c *movingCopy) write() error {
 	}
 	all, changes := slices.Collect(maps.Values(c.entries)), c.changes
 	c.mu.Unlock()
-	if all == nil {
-		all = []route.Entry{}
-	}
 	entries, err := json.Marshal(all)
 	if err != nil {
 		return err

@@ -348,8 +348,10 @@ func TestACopyThatWasSetAsideIsNotLoadedOrWritten(t *testing.T) {
 	if err := d.save(servedMap{table: table}, time.Now()); !errors.Is(err, errAside) {
 		t.Errorf("a map counts as written by a process that has left: %v", err)
 	}
-	if err := d.moving.put(other); err == nil {
-		t.Error("an attempt is taken down by a process that has left")
+	for _, e := range []route.Entry{prepared, other} { // also one that was written before
+		if err := d.moving.put(e); !errors.Is(err, errAside) {
+			t.Errorf("an attempt is taken down by a process that has left: %v", err)
+		}
 	}
 	if err := d.moving.settle(table, d.moving.all()); err != nil {
 		t.Error(err)
@@ -360,8 +362,8 @@ func TestACopyThatWasSetAsideIsNotLoadedOrWritten(t *testing.T) {
 	if err := d.takeBack(); err != nil {
 		t.Fatal(err)
 	}
-	if whole, _ := loaded(); !whole {
-		t.Error("taken back, and there is no map")
+	if whole, small := loaded(); !whole || !small || d.moving.all()[movedTopic] != prepared {
+		t.Errorf("taken back: map %v, moving topics %v, %v", whole, small, d.moving.all())
 	}
 	save()
 	if err := d.moving.put(prepared); err != nil {
@@ -448,9 +450,120 @@ func TestTopicsThatArePreparedTogetherShareAWrite(t *testing.T) {
 		}
 		runtime.Gosched()
 	}
+	stacks := make([]byte, 1<<20)
+	if n := strings.Count(string(stacks[:runtime.Stack(stacks, true)]), ".(*movingCopy).write("); n > 1 {
+		t.Errorf("%d writes are under way", n)
+	}
+	if _, err := os.Stat(c.path); err == nil {
+		t.Error("it was written while another write was under way")
+	}
 	c.file.Unlock()
 	group.Wait()
 	if len(writes) > 3 {
 		t.Errorf("%d writes for %d topics", len(writes), topics)
+	}
+}
+
+// What is found broken is replaced although nothing is over, and what cannot be read is no copy without entries.
+func TestASmallCopyThatCannotBeUsedIsNotTakenForAnEmptyOne(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "moving-topics")
+	if err := os.WriteFile(path, []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c := newMovingCopy(dir)
+	if _, err := c.load(route.Empty()); err == nil {
+		t.Error("a copy that was cut off is loaded")
+	}
+	if err := c.settle(route.Empty(), c.all()); err != nil {
+		t.Error(err)
+	}
+	if _, err := newMovingCopy(dir).load(route.Empty()); err != nil {
+		t.Errorf("the broken copy is still there: %v", err)
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(path, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := newMovingCopy(dir).load(route.Empty()); err == nil {
+		t.Error("a copy that cannot be read is loaded")
+	}
+}
+
+// A later attempt outlives the end of the one before, and an entry that could not be taken out is told of.
+func TestOnlyWhatIsOverLeavesTheSmallCopy(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "state")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	c := newMovingCopy(dir)
+	first := movedEntry(route.StatePrepared)
+	if err := c.put(first); err != nil {
+		t.Fatal(err)
+	}
+	known, aborted := c.all(), tableOf(t, movedEntry(route.StateActive))
+	second := first
+	second.Attempt = 2
+	if err := c.put(second); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.settle(aborted, known); err != nil {
+		t.Fatal(err)
+	}
+	again := newMovingCopy(dir)
+	if _, err := again.load(route.Empty()); err != nil || again.entries[second.Topic] != second {
+		t.Errorf("the disk has %+v, %v; want %+v", again.entries, err, second)
+	}
+	if err := os.Rename(dir, dir+"-gone"); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.settle(aborted, c.all()); err == nil {
+		t.Error("what could not be written is no error")
+	}
+}
+
+// S2: a proxy must not end its membership while its copies could be loaded again, nor take back the one of the map without the one of moving topics.
+func TestCopiesThatCannotBeMovedAreNotSaidToBe(t *testing.T) {
+	block := func(path string) {
+		t.Helper()
+		if err := os.MkdirAll(filepath.Join(path, "x"), 0o700); err != nil { // a file cannot take its place
+			t.Fatal(err)
+		}
+	}
+	for _, name := range []string{"last-good-map", "moving-topics"} {
+		fresh := func() (*diskCopy, string) {
+			d, err := newDiskCopy(t.TempDir())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := d.setAside(); err != nil {
+				t.Fatalf("there is nothing to put aside yet: %v", err)
+			}
+			if err := d.takeBack(); err != nil {
+				t.Fatal(err)
+			}
+			if err := errors.Join(d.save(servedMap{table: route.Empty()}, time.Now()), d.moving.put(movedEntry(route.StatePrepared))); err != nil {
+				t.Fatal(err)
+			}
+			return d, filepath.Join(filepath.Dir(d.path), name)
+		}
+		d, path := fresh()
+		block(path + asideSuffix)
+		if err := d.setAside(); err == nil {
+			t.Errorf("%s is in its place, and counts as put aside", name)
+		}
+		d, path = fresh()
+		if err := d.setAside(); err != nil {
+			t.Fatal(err)
+		}
+		block(path)
+		if err := d.takeBack(); err == nil {
+			t.Errorf("%s is aside, and counts as taken back", name)
+		}
+		if _, err := os.Stat(d.path); err == nil && name == "moving-topics" {
+			t.Error("the map would be loaded without the topics that move")
+		}
 	}
 }
