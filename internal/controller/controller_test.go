@@ -559,18 +559,6 @@ func TestSwitchesUnderWayAtOnceAreBounded(t *testing.T) {
 	})
 }
 
-// A store keeps the records that it is given: what a driver writes down goes into its own.
-func TestADriverWritesIntoItsOwnReceipt(t *testing.T) {
-	in(t, func(t *testing.T) {
-		w := newWorld(t, "p1")
-		rec := switching.Record{ID: "sw-1", Rev: 1, Receipt: &switching.Receipt{Steps: make([]switching.StepTime, 1, 8)}}
-		newDriver(w.controller("p1", w.st), newUnseen(), rec).addStep("read", time.Now(), 0, "")
-		if len(rec.Receipt.Steps) != 1 {
-			t.Error("the step is in the record of the list")
-		}
-	})
-}
-
 // An abort gives the topic back to where it was, also when a rule that has come meanwhile would have it elsewhere: nobody has fenced it for that. And it does
 // so when nobody can tell what the rules are.
 func TestAnAbortDoesNotMoveTheTopicByARuleThatCameMeanwhile(t *testing.T) {

@@ -3,6 +3,7 @@ package controller
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -14,6 +15,7 @@ import (
 	"pointsman/core/switching"
 	"pointsman/internal/pulsaradmin"
 	"pointsman/internal/testkit"
+	"pointsman/store"
 )
 
 // drainWorld is a world with two fake clusters, and a leader that drives what is asked for.
@@ -159,7 +161,7 @@ func TestSubscriptionsFollowOneByOneAndTheReceiptSaysWhen(t *testing.T) {
 		t.Errorf("entry %+v, record %+v", e, rec)
 	}
 	rc := rec.Receipt
-	if rc.MovedCount != 1 || rc.Moved[0].Subscription != "quick" || rc.SubscriptionCount != 4 || rc.Subscriptions[0].How != howAtEnd || rc.First[parts[0]] == "" || rc.Tail[parts[1]] == "" || rc.HoldMillis <= 0 {
+	if rc.MovedCount != 1 || rc.Moved[0].Subscription != "quick" || rc.SubscriptionCount != 4 || rc.Subscriptions[0].How != howAtEnd || rc.First[parts[0]] != "-1:-1" || rc.Tail[parts[1]] == "-1:-1" || rc.Tail[parts[1]] == "" || rc.HoldMillis <= 0 {
 		t.Errorf("receipt %+v", rc)
 	}
 	// What is published on the new cluster is there for all of them, from the first message on.
@@ -326,13 +328,23 @@ func TestTheTimeLeftFollowsFromTheSpeed(t *testing.T) {
 	if first.ETA != 0 || len(first.Left) != 3 || first.Readers != 2 || first.Backlog != 1000 || !first.Left[2].Leaving && !first.Left[1].Leaving {
 		t.Errorf("%+v", first)
 	}
+	if now := at(0, 990); now.ETA != 0 || now.Left[0].PerSecond != 0 {
+		t.Errorf("%+v: no time has passed", now)
+	}
 	if now := at(10, 900); now.ETA != 90 || now.Left[0].PerSecond != 10 {
 		t.Errorf("%+v, want 10 a second and 90 s left", now)
 	}
 	if now := at(11, 2000); now.ETA != 0 {
 		t.Errorf("%+v: it has grown", now)
 	}
-	for s := 12; s <= 300; s++ {
+	if now := at(12, 1995); now.Left[0].PerSecond != 5 || now.ETA != 399 {
+		t.Errorf("%+v, want 5 a second since it has grown", now)
+	}
+	stuck := []switching.Left{{Subscription: "s", Backlog: 1990}, {Subscription: "t", Backlog: 1}}
+	if now := d.draining(time.Unix(13, 0), drain, stuck); now.ETA != 0 {
+		t.Errorf("%+v: nobody knows when t is done", now)
+	}
+	for s := 14; s <= 300; s++ {
 		at(s, int64(2000-5*(s-11)))
 	}
 	if now := at(301, 545); now.Left[0].PerSecond < 4.8 || now.Left[0].PerSecond > 5.2 {
@@ -350,4 +362,197 @@ func TestADrainThatAnotherModeCannotDoIsRefused(t *testing.T) {
 			t.Errorf("%+v", r)
 		}
 	})
+}
+
+// fakeDrainer is a topic that drains, as far as the driver asks.
+type fakeDrainer struct {
+	*fakeTopic
+	copies, left int64
+	err          error
+	had          string
+}
+
+func (f *fakeDrainer) Drained(context.Context) (switching.Drained, []switching.Left, error) {
+	return switching.Drained{}, []switching.Left{{Subscription: "one", Backlog: 7}}, f.err
+}
+func (f *fakeDrainer) Returnable(context.Context) (string, error) { return f.had, f.err }
+func (f *fakeDrainer) CopyBack(context.Context, route.Drain, bool) (int64, int64, error) {
+	f.copies++
+	return 10, f.left, f.err
+}
+func (f *fakeDrainer) PassOver(_ context.Context, still func() error) error { return still() }
+
+// saying is a store whose map has the topic by an entry that no single write would make.
+type saying struct {
+	*store.Memory
+	entry route.Entry
+}
+
+func (s saying) Entry(context.Context, string) (route.Entry, bool, error) { return s.entry, true, nil }
+
+const oneDrains = "a;0;3:4;=one"
+
+// returning is the driver of a way back, attempt 2 of sw-1, while the map has the topic as entry says.
+func returning(t *testing.T, w *world, entry route.Entry) (*driver, *fakeDrainer) {
+	rec := switching.Record{ID: "sw-1", Rev: 1, Attempt: 2, Topic: base, From: "a", To: "b", Mode: switching.ModeDrain, State: switching.StatePrepared, Return: true, Epoch: 1}
+	if err := w.st.PutSwitch(t.Context(), rec); err != nil {
+		t.Fatal(err)
+	}
+	entry.Topic = base
+	f := &fakeDrainer{fakeTopic: w.topic}
+	d := newDriver(w.controller("p1", saying{w.st, entry}), newUnseen(), rec)
+	d.topic = f
+	return d, f
+}
+
+// C8: a leader that was frozen comes when the topic is somewhere else, or the next attempt's. It copies nothing, and passes nothing over.
+func TestALateLeaderTouchesNothingOnTheWayBack(t *testing.T) {
+	for name, c := range map[string]struct {
+		e              route.Entry
+		copies, passes bool
+	}{
+		"drains":              {e: route.Entry{Cluster: "b", Epoch: 1, State: route.StateDraining, SwitchID: "sw-1", Attempt: 1, Drain: oneDrains}, copies: true},
+		"fenced":              {e: route.Entry{Cluster: "b", Epoch: 1, State: route.StateFenced, SwitchID: "sw-1", Attempt: 2, Drain: oneDrains}, copies: true},
+		"another switch":      {e: route.Entry{Cluster: "b", Epoch: 1, State: route.StateDraining, SwitchID: "sw-2", Attempt: 1, Drain: oneDrains}},
+		"the next attempt":    {e: route.Entry{Cluster: "b", Epoch: 1, State: route.StateDraining, SwitchID: "sw-1", Attempt: 3, Drain: oneDrains}},
+		"active":              {e: route.Entry{Cluster: "b", Epoch: 1, SwitchID: "sw-1", Attempt: 2}},
+		"back":                {e: route.Entry{Cluster: "a", Epoch: 2, SwitchID: "sw-1", Attempt: 2}, passes: true},
+		"back by another":     {e: route.Entry{Cluster: "a", Epoch: 2, SwitchID: "sw-2", Attempt: 2}},
+		"back, and fenced":    {e: route.Entry{Cluster: "a", Epoch: 2, State: route.StateFenced, SwitchID: "sw-1", Attempt: 2}},
+		"back, and gone":      {e: route.Entry{Cluster: "b", Epoch: 3, SwitchID: "sw-1", Attempt: 2}},
+		"back long ago":       {e: route.Entry{Cluster: "a", Epoch: 2, SwitchID: "sw-1", Attempt: 3}},
+		"fenced on the other": {e: route.Entry{Cluster: "a", Epoch: 2, State: route.StateFenced, SwitchID: "sw-1", Attempt: 1}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			in(t, func(t *testing.T) {
+				w := newWorld(t)
+				d, f := returning(t, w, c.e)
+				r := d.onClusters(t.Context(), switching.Step{Work: switching.WorkCopy, Drain: oneDrains})
+				if (f.copies == 1) != c.copies || (r.Answer == switching.OK) != c.copies {
+					t.Errorf("copied %d times: %+v", f.copies, r)
+				}
+				rec := switching.RecordState{Note: "returned"}
+				if d.passOver(t.Context(), &rec); (rec.Note == "returned") != c.passes || !strings.HasPrefix(rec.Note, "returned") {
+					t.Errorf("the note is %q", rec.Note)
+				}
+			})
+		})
+	}
+}
+
+// Before the fence little may be left to copy, within it nothing; what was copied is told, but not while the topic is held.
+func TestACopyIsDoneWhenWhatIsLeftIsShort(t *testing.T) {
+	for name, c := range map[string]struct {
+		left int64
+		tail string
+		err  error
+		want switching.Answer
+		why  string
+	}{
+		"much":               {left: fewToCopy + 1, want: switching.NotYet, why: "501 entries to be copied from cluster b to a"},
+		"little":             {left: fewToCopy, want: switching.OK},
+		"much, and an error": {left: fewToCopy + 1, err: errors.New("no answer"), want: switching.NotYet, why: "no answer"},
+		"fenced, one":        {left: 1, tail: "x", want: switching.NotYet, why: "1 entry to be copied"},
+		"fenced, nothing":    {tail: "x", want: switching.OK},
+	} {
+		t.Run(name, func(t *testing.T) {
+			in(t, func(t *testing.T) {
+				w := newWorld(t)
+				d, f := returning(t, w, route.Entry{Cluster: "b", Epoch: 1, State: route.StateDraining, SwitchID: "sw-1", Attempt: 1, Drain: oneDrains})
+				f.left, f.err = c.left, c.err
+				var r switching.Report
+				for range 2 {
+					r = d.onClusters(t.Context(), switching.Step{Work: switching.WorkCopy, Drain: oneDrains, Tail: c.tail})
+					time.Sleep(tellEvery) // of the bubble
+				}
+				if r.Answer != c.want || !strings.Contains(r.Why, c.why) || r.Copied != 10 || d.receipt().Copied != 20 {
+					t.Errorf("%+v, receipt %+v", r, d.receipt())
+				}
+				told, ok := (&drainWorld{world: w}).told("sw-1")
+				if ok != (c.tail == "") || ok && (told.Copied != 20 || told.ToCopy != c.left) {
+					t.Errorf("told %v: %+v", ok, told)
+				}
+			})
+		})
+	}
+}
+
+// How far a drain is is written down when it looks different, and otherwise now and then, whoever wrote before; what cannot be seen changes no number.
+func TestHowFarADrainIsIsWrittenDownNowAndThen(t *testing.T) {
+	in(t, func(t *testing.T) {
+		w := newWorld(t)
+		d, f := returning(t, w, route.Entry{Cluster: "b", Epoch: 1, State: route.StateDraining, SwitchID: "sw-1", Attempt: 1, Drain: oneDrains})
+		rev := func() uint64 {
+			docs, err := w.st.Documents(t.Context(), DrainDocuments)
+			if err != nil || len(docs) > 1 {
+				t.Fatalf("%+v, %v", docs, err)
+			}
+			if len(docs) == 0 {
+				return 0
+			}
+			return docs[0].Rev
+		}
+		look := func(pass time.Duration, want uint64) {
+			t.Helper()
+			time.Sleep(pass) // of the bubble
+			d.onClusters(t.Context(), switching.Step{Work: switching.WorkDrained, Drain: oneDrains})
+			if have := rev(); have != want {
+				t.Errorf("revision %d, want %d", have, want)
+			}
+		}
+		look(0, 1)
+		look(tellEvery/5, 1)
+		look(tellEvery, 2)
+		if !d.patient {
+			t.Error("nobody is leaving, and it is looked at as often as when somebody is")
+		}
+		if subs, backlog := d.c.stats.drains.sum(); subs != 1 || backlog != 7 {
+			t.Errorf("%d subscriptions, %d entries", subs, backlog)
+		}
+		f.err = errors.New("cluster a: no answer")
+		look(0, 3)
+		if told, _ := (&drainWorld{world: w}).told("sw-1"); !strings.Contains(told.Why, "no answer") {
+			t.Errorf("told %+v", told)
+		}
+		if subs, backlog := d.c.stats.drains.sum(); subs != 1 || backlog != 7 {
+			t.Errorf("%d subscriptions, %d entries after a look that failed", subs, backlog)
+		}
+		f.err = nil
+		if err := w.st.PutDocument(t.Context(), DrainDocuments, store.Document{Name: "sw-1", Rev: 4, Data: []byte("{}")}); err != nil { // another leader's
+			t.Fatal(err)
+		}
+		look(0, 5)
+		if err := w.st.DropDocument(t.Context(), DrainDocuments, "sw-1"); err != nil {
+			t.Fatal(err)
+		}
+		look(tellEvery, 1)
+		var many switching.Draining
+		for i := range 10_000 {
+			many.Left = append(many.Left, switching.Left{Subscription: fmt.Sprintf("a-subscription-with-a-long-name-%050d", i)})
+		}
+		d.tell(t.Context(), many)
+		if told, _ := (&drainWorld{world: w}).told("sw-1"); rev() != 2 || len(told.Left) < 100 {
+			t.Errorf("revision %d with %d of many subscriptions", rev(), len(told.Left))
+		}
+		d.forget(t.Context())
+		if subs, _ := d.c.stats.drains.sum(); subs != 0 || rev() != 0 {
+			t.Errorf("after the end there are %d subscriptions and revision %d", subs, rev())
+		}
+	})
+}
+
+// Messages that somebody has had on the new cluster end a way back at once; that it is not known is no such thing.
+func TestAWayBackIsNoWayWhenSomebodyHadAMessage(t *testing.T) {
+	for want, f := range map[switching.Answer]*fakeDrainer{
+		switching.OK: {}, switching.Never: {had: `subscription "one"`}, switching.NotYet: {had: `subscription "one"`, err: errors.New("no answer")},
+	} {
+		in(t, func(t *testing.T) {
+			w := newWorld(t)
+			d, _ := returning(t, w, route.Entry{Cluster: "b", Epoch: 1, State: route.StateDraining, SwitchID: "sw-1", Attempt: 1, Drain: oneDrains})
+			f.fakeTopic, d.topic = w.topic, f
+			if r := d.onClusters(t.Context(), switching.Step{Work: switching.WorkReturnable, Drain: oneDrains}); r.Answer != want {
+				t.Errorf("%+v, want %v", r, want)
+			}
+		})
+	}
 }

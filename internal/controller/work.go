@@ -153,7 +153,7 @@ func (d *driver) write(ctx context.Context, step switching.Step) switching.Repor
 	if step.Record.State == switching.StateEvicting {
 		rec.Assigned, rec.Unassigned = d.assigned()
 	}
-	if s := step.Record.State; (s == switching.StateEvicting || s == switching.StateAborted || step.Before.State == route.StateFenced) && !d.rec.Fenced.IsZero() {
+	if step.Before.State == route.StateFenced && !d.rec.Fenced.IsZero() {
 		d.receipt().HoldMillis = millis(began.Sub(d.rec.Fenced))
 	}
 	if step.Before.State == route.StateDraining {

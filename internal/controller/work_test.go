@@ -3,6 +3,7 @@ package controller
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"sync"
@@ -239,32 +240,39 @@ func TestAnAbortPutsTheFloorBack(t *testing.T) {
 }
 
 // C2, C3, C7: what is read later must not be older than what is judged with it: the record before the entry, the record, the roster, the
-// tombstones and then the acks.
+// tombstones and then the acks. No write waits for acks that the last survey has read.
 func TestTheDriverReadsInTheOrderOfTheProtocol(t *testing.T) {
-	in(t, func(t *testing.T) {
-		w := newWorld(t, "p1")
-		h := &hooked{Memory: w.st}
-		w.request("sw-1")
-		if rec, _ := w.run(w.controller("p1", h), "sw-1"); rec.State != switching.StateDone {
-			t.Fatalf("%s: %s", rec.State, rec.Note)
-		}
-		if len(h.calls) < 2 || h.calls[0] != "Switch" || h.calls[1] != "Entry" {
-			t.Errorf("it begins with %v", h.calls[:min(2, len(h.calls))])
-		}
-		surveys := 0
-		for i, call := range h.calls {
-			if call != "Proxies" {
-				continue
+	for foreign, end := range map[string]switching.State{"": switching.StateDone, "somebody": switching.StateAborted} {
+		in(t, func(t *testing.T) {
+			w := newWorld(t, "p1")
+			w.topic.foreign = foreign
+			h := &hooked{Memory: w.st}
+			w.request("sw-1")
+			if rec, _ := w.run(w.controller("p1", h), "sw-1"); rec.State != end {
+				t.Fatalf("%s: %s", rec.State, rec.Note)
 			}
-			surveys++
-			if i == 0 || len(h.calls) < i+3 || !slices.Equal(h.calls[i-1:i+3], []string{"Switch", "Proxies", "Tombstones", "Acks"}) {
-				t.Errorf("a survey reads %v", h.calls[max(0, i-1):min(len(h.calls), i+3)])
+			if len(h.calls) < 2 || h.calls[0] != "Switch" || h.calls[1] != "Entry" {
+				t.Errorf("it begins with %v", h.calls[:min(2, len(h.calls))])
 			}
-		}
-		if surveys < 3 {
-			t.Errorf("%d surveys are too few for a switch", surveys)
-		}
-	})
+			surveys := 0
+			for i, call := range h.calls {
+				if call != "Proxies" && call != "Acks" {
+					continue
+				}
+				if call == "Acks" {
+					i -= 2
+				} else {
+					surveys++
+				}
+				if i < 1 || len(h.calls) < i+3 || !slices.Equal(h.calls[i-1:i+3], []string{"Switch", "Proxies", "Tombstones", "Acks"}) {
+					t.Errorf("a survey reads %v", h.calls[max(0, i-1):min(len(h.calls), i+3)])
+				}
+			}
+			if surveys < 2 {
+				t.Errorf("%d surveys are too few for a switch", surveys)
+			}
+		})
+	}
 }
 
 // skewed is the store of a proxy whose clock is ahead of the one that has written the tombstones.
@@ -475,6 +483,78 @@ func TestAnAbortLeavesATopicItsOwnEntry(t *testing.T) {
 		own.SwitchID, own.Attempt = "sw-1", 1
 		if rec.State != switching.StateAborted || e != own {
 			t.Errorf("%s (%s), entry %+v, want %+v", rec.State, rec.Note, e, own)
+		}
+	})
+}
+
+// A store keeps the records that it is given: what a driver writes down goes into its own.
+func TestADriverWritesIntoItsOwnReceipt(t *testing.T) {
+	for _, name := range []string{"read", "survey"} {
+		rec := switching.Record{ID: "sw-1", Rev: 1, Receipt: &switching.Receipt{Steps: append(make([]switching.StepTime, 0, 8), switching.StepTime{Work: "read"})}}
+		newDriver(New(Config{Log: slog.New(slog.DiscardHandler)}), newUnseen(), rec).addStep(name, time.Now(), 0, "")
+		if all := rec.Receipt.Steps[:2]; all[0] != (switching.StepTime{Work: "read"}) || all[1] != (switching.StepTime{}) {
+			t.Errorf("the step is in the record of the list: %+v", all)
+		}
+	}
+}
+
+// A receipt has what happened once, however often it is made, and in a drain only what is not done every second; many subscriptions and steps do not make it larger than a node.
+func TestAReceiptIsExactAndBounded(t *testing.T) {
+	in(t, func(t *testing.T) {
+		w := newWorld(t, "p1")
+		rec := w.request("sw-1")
+		if err := w.st.PutAck(t.Context(), "sw-1", switching.Ack{Attempt: 1, Phase: switching.StatePrepared, Proxy: "p1", Incarnation: "i"}); err != nil {
+			t.Fatal(err)
+		}
+		d := newDriver(w.controller("p1", w.st), newUnseen(), rec)
+		for range 2 {
+			d.addAcks(t.Context(), switching.StateAborted)
+		}
+		if n := len(d.receipt().Acks); n != 1 {
+			t.Errorf("%d acks, want 1", n)
+		}
+		for i := range maxSteps {
+			d.addStep(fmt.Sprintf("step %d", i%2), time.Now(), 0, "")
+			d.addStep("again", time.Now(), 0, "")
+		}
+		if steps := d.receipt().Steps; len(steps) != maxSteps {
+			t.Errorf("%d steps", len(steps))
+		}
+		many := make([]switching.Carried, switching.MaxCarried+1)
+		for i := range many {
+			many[i] = switching.Carried{Subscription: fmt.Sprintf("s%04d", i), By: string(carryWays[0]), Unacked: 1}
+		}
+		d.carried(many)
+		if rc := d.receipt(); rc.SubscriptionCount != len(many) || len(rc.Subscriptions) != switching.MaxCarried || d.ways[0] != len(many) {
+			t.Errorf("%d subscriptions, %d of them listed, %v", rc.SubscriptionCount, len(rc.Subscriptions), d.ways)
+		}
+
+		d.rec.Mode, d.rec.State, d.rec.Receipt = switching.ModeDrain, switching.StateDraining, nil
+		if d.carried(many); d.ways[0] != 0 {
+			t.Errorf("a drain counts as carried: %v", d.ways)
+		}
+		d.note(switching.Step{Work: switching.WorkSurvey}, switching.Report{}, 0)
+		if steps := d.receipt().Steps; len(steps) != 0 {
+			t.Errorf("steps %+v", steps)
+		}
+		d.note(switching.Step{Work: switching.WorkSurvey}, switching.Report{Answer: switching.NotYet, Why: "no answer"}, 0)
+		d.note(switching.Step{Work: switching.WorkWrite, Record: switching.RecordState{State: switching.StateDraining}}, switching.Report{}, 0)
+		d.rec.Return = true
+		d.note(switching.Step{Work: switching.WorkSurvey}, switching.Report{}, 0)
+		if steps := d.receipt().Steps; len(steps) != 3 || steps[0].Why != "no answer" || steps[1].Work != "write draining" {
+			t.Errorf("steps %+v", steps)
+		}
+		drain := route.Drain{From: "a", Tails: []route.Tail{{Ledger: 1, Entry: 1}}}
+		for _, c := range many {
+			drain.Subs = append(drain.Subs, route.DrainSub{Name: c.Subscription})
+		}
+		d.noteMoved(switching.Step{Before: route.Entry{Drain: drain.String()}}, time.Now())
+		if rc := d.receipt(); rc.MovedCount != len(many) || len(rc.Moved) != switching.MaxCarried {
+			t.Errorf("%d have moved, %d of them listed", rc.MovedCount, len(rc.Moved))
+		}
+		var h histogram
+		if h.observe(holdBuckets[0]); h.counts[0].Load() != 1 {
+			t.Error("a bucket does not have its bound")
 		}
 	})
 }
