@@ -95,7 +95,7 @@ func TestABatchMovesANamespaceWhoseLeaderIsKilledAndPausesAtAGate(t *testing.T) 
 			mine = append(mine, newTopic(namespace, string(client)))
 		}
 		topics = append(topics, mine...)
-		drivers[client] = startDriver(t, client, "live", "--url", proxies[i%2].URL, "--topics", strings.Join(mine, ","), "--rates", strings.TrimSuffix(strings.Repeat("5,", each), ","), "--type", "shared")
+		drivers[client] = startDriver(t, client, "live", append(patient(client), "--url", proxies[i%2].URL, "--topics", strings.Join(mine, ","), "--rates", strings.TrimSuffix(strings.Repeat("5,", each), ","), "--type", "shared")...)
 	}
 	flow := func(when string) {
 		t.Helper()

@@ -172,7 +172,8 @@ func drainOutlivesItsLeaders(t *testing.T, client Client) {
 	subscribeAt(t, session(t, proxies[1]), topic, "late").Close()
 	l := startLoad(t, loadConfig{
 		scenario: "the leading proxy is killed in the fence and while the topic drains", mode: switching.ModeDrain, class: classFaults, client: client, topic: topic, rate: 200, keys: 20, proxies: proxies,
-		subs: []string{"exclusive:exclusive:individual:1", "cumulative:failover:cumulative:1", "shared:shared:individual:2", "key-shared:key_shared:individual:2"},
+		subs:  []string{"exclusive:exclusive:individual:1", "cumulative:failover:cumulative:1", "shared:shared:individual:2", "key-shared:key_shared:individual:2"},
+		flags: patient(client),
 	})
 	st := openMap(t, proxies[0])
 	kill := func(p *Pointsman) {

@@ -56,7 +56,7 @@ type driver struct {
 	url, readURL, ca, topic, topics, rates   string
 	sub, kind, ack, subs, from               string
 	count, start, rate, idle, linger, keys   int64
-	skip, fromTime                           int64
+	skip, fromTime, sendTimeout              int64
 	size, consumers, lag                     int
 	chunkSize                                uint
 	batch, synchronous, chunk, replicatedSub bool
@@ -89,6 +89,7 @@ func main() {
 	flags.StringVar(&d.subs, "subs", "", "subscriptions of live: name:type:ack:consumers, comma-separated")
 	flags.StringVar(&d.from, "from", "", "message id to begin behind, or to seek")
 	flags.Int64Var(&d.fromTime, "from-time", 0, "ms since 1970 to seek")
+	flags.Int64Var(&d.sendTimeout, "send-timeout", 0, "ms until a send without a receipt is an error")
 	flags.Int64Var(&d.skip, "skip", 0, "numbers divisible by it are not acknowledged")
 	flags.IntVar(&d.lag, "lag", 0, "messages in hand")
 	flags.Int64Var(&d.count, "count", 1, "messages")
@@ -148,7 +149,7 @@ func (d *driver) connect(url string) (pulsar.Client, error) {
 func (d *driver) produce(topic string, k int, rate, count int64) {
 	options := pulsar.ProducerOptions{
 		Topic: topic, DisableBatching: !d.batch || d.chunk, EnableChunking: d.chunk, ChunkMaxMessageSize: d.chunkSize, MaxPendingMessages: 2000,
-		BatchingMaxPublishDelay: time.Millisecond,
+		BatchingMaxPublishDelay: time.Millisecond, SendTimeout: time.Duration(d.sendTimeout) * time.Millisecond,
 	}
 	if d.keys > 0 {
 		options.BatcherBuilderType = pulsar.KeyBasedBatchBuilder

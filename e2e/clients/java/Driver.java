@@ -106,6 +106,9 @@ public final class Driver {
         if (flags.containsKey("chunk-size")) {
             builder.chunkMaxMessageSize((int) num("chunk-size", 0));
         }
+        if (flags.containsKey("send-timeout")) {
+            builder.sendTimeout((int) num("send-timeout", 0), TimeUnit.MILLISECONDS);
+        }
         if (bool("transactions", false)) {
             builder.sendTimeout(0, TimeUnit.SECONDS); // as the library wants it
         }

@@ -111,6 +111,8 @@ class Driver:
             "block_if_queue_full": True,
             "max_pending_messages": 2000,
         }
+        if args.send_timeout:
+            settings["send_timeout_millis"] = args.send_timeout
         if batch:
             settings["batching_max_publish_delay_ms"] = 1
             if args.keys:
@@ -372,7 +374,7 @@ def main():
     parser.add_argument("--sub", default="e2e")
     parser.add_argument("--type", default="exclusive", choices=sorted(TYPES))
     for name, value in (("count", 1), ("start", 0), ("rate", 0), ("size", 64), ("keys", 0), ("consumers", 1),
-                        ("idle", 120000), ("linger", 300), ("skip", 0), ("lag", 0), ("from-time", 0)):
+                        ("idle", 120000), ("linger", 300), ("skip", 0), ("lag", 0), ("from-time", 0), ("send-timeout", 0)):
         parser.add_argument("--" + name, type=int, default=value)
     for name, value in (("batch", True), ("sync", False), ("chunk", False), ("replicated", False),
                         ("reader", False), ("to-end", False), ("ids", False), ("pattern", False)):
