@@ -46,7 +46,7 @@ func TestTheSteadyRelayDoesNotAllocate(t *testing.T) {
 		binary.BigEndian.PutUint32(stream[i*(size+4):], size)
 	}
 	in := make([]byte, 256<<10)
-	run := func(n int) {
+	run := func(n int, late bool) {
 		total := n * (size + 4)
 		go func() {
 			for at := 0; at < total; {
@@ -58,6 +58,9 @@ func TestTheSteadyRelayDoesNotAllocate(t *testing.T) {
 				at += k
 			}
 		}()
+		if late {
+			eventually(t, "the queues are full", func() bool { return e.Stats().Loops[0].Paused > 0 })
+		}
 		for got := 0; got < total; {
 			n, err := c.Read(in)
 			if err != nil {
@@ -66,10 +69,10 @@ func TestTheSteadyRelayDoesNotAllocate(t *testing.T) {
 			got += n
 		}
 	}
-	run(10_000) // warms the pools
+	run(messages, true) // warms the pools, with all that they may ever need
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
-	run(messages)
+	run(messages, false)
 	runtime.ReadMemStats(&after)
 	allocs := after.Mallocs - before.Mallocs
 	t.Logf("%d allocations for %d messages, both ways", allocs, messages)

@@ -31,13 +31,7 @@ func (e *once) Data(_ time.Time, src []byte) int { return e.data(e, src) }
 // Our last words arrive although the peer goes on sending what nobody reads.
 func TestCloseWithFlushDeliversTheLastWordsToAPeerThatGoesOnSending(t *testing.T) {
 	words := bytes.Repeat([]byte("why"), 1<<20)
-	e := engine(t, Config{}, func(s *fakeShard, c session.Conn) session.Endpoint {
-		return &once{base{s: s, c: c}, func(e *once, src []byte) int {
-			s.do(session.Op{Kind: session.OpWrite, Conn: c, Data: words})
-			s.do(session.Op{Kind: session.OpClose, Conn: c, Flush: true})
-			return len(src)
-		}}
-	})
+	e := lastWords(t, Config{FlushTimeout: 30 * time.Second}, words)
 	c := connect(t, addr(e))
 	if _, err := c.Write(make([]byte, 200<<10)); err != nil {
 		t.Fatal(err)
@@ -48,6 +42,52 @@ func TestCloseWithFlushDeliversTheLastWordsToAPeerThatGoesOnSending(t *testing.T
 		t.Fatalf("%d of %d bytes, %v", len(got), len(words), err)
 	}
 	eventually(t, "the connection is gone although its peer did not close", func() bool { return e.Stats().Loops[0].Conns == 0 })
+}
+
+// lastWords is an engine that answers the first bytes of a connection with words, and its end.
+func lastWords(t *testing.T, cfg Config, words []byte) *Engine {
+	return engine(t, cfg, func(s *fakeShard, c session.Conn) session.Endpoint {
+		return &once{base{s: s, c: c}, func(e *once, src []byte) int {
+			s.do(session.Op{Kind: session.OpWrite, Conn: c, Data: words})
+			s.do(session.Op{Kind: session.OpClose, Conn: c, Flush: true})
+			return len(src)
+		}}
+	})
+}
+
+// What the kernel has taken of our last words is not thrown away as long as a slow peer may take it, though the peer goes on sending.
+func TestCloseWithFlushWaitsForAPeerThatReadsLate(t *testing.T) {
+	words := bytes.Repeat([]byte("why"), 300_000)
+	e := lastWords(t, Config{FlushTimeout: time.Hour}, words)
+	c := connect(t, addr(e))
+	if _, err := c.Write([]byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	go pour(c)
+	open := func(only bool) (n int) { // with nothing queued
+		inOneTurn(e, func() {
+			for _, c := range e.loops[0].conns {
+				if c != nil && (!only || c.closing && c.out == nil) {
+					n++
+				}
+			}
+		})
+		return n
+	}
+	eventually(t, "the kernel has taken all", func() bool { return open(true) == 1 })
+	for range 5 {
+		passes(e, linger)
+	}
+	if open(false) != 1 {
+		t.Error("the connection was closed, and its peer has not read what it was told")
+	}
+	if got, err := io.ReadAll(c); err != nil || !bytes.Equal(got, words) {
+		t.Fatalf("%d of %d bytes, %v", len(got), len(words), err)
+	}
+	passes(e, time.Hour)
+	if open(false) != 0 {
+		t.Error("the connection is open after the last deadline")
+	}
 }
 
 func TestCloseWithFlushGivesUpAtItsDeadline(t *testing.T) {

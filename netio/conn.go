@@ -22,6 +22,7 @@ type conn struct {
 	tls   *tlsLayer        // nil: plaintext
 	werr  error            // of a write: what the peer sent before is still read, then the connection ends with it
 	due   time.Duration    // deadline, when timer is not -1
+	until time.Duration    // closing: when it is given up
 	timer int32            // place in loop.timers + 1; 0 = no deadline
 	fd    int32            // -1 = none yet
 	first int32            // of its views in the batch + 1; 0 = none
@@ -53,8 +54,8 @@ const splicedShare = 4
 // inlineRest is how long an unconsumed rest may be to be copied in front of the next read; longer ones are read behind.
 const inlineRest = 64 << 10
 
-// linger is how long a connection that was closed with Flush waits for the peer's end after its last byte was sent: closed before
-// that, bytes of the peer that nobody read would make the kernel send a reset, which can destroy our last words.
+// linger is how long a connection that was closed with Flush waits for the peer's end after its last byte was sent, and again as long as the
+// peer's kernel has not taken that: closed before, bytes of the peer that nobody read would make ours send a reset, which can destroy our last words.
 const linger = time.Second
 
 func (l *loop) connEvent(c *conn, ev netpoll.IOEvent, flags netpoll.IOFlags) {
@@ -357,6 +358,10 @@ func (l *loop) expired(c *conn) {
 	case c.dial != nil:
 		l.dialExpired(c)
 	case c.closing:
+		if c.out == nil && l.clock() < c.until && unsentBytes(int(c.fd)) > 0 { // the kernel has what a slow peer has not taken yet, and would throw it away
+			l.timers.set(c, min(c.until, l.clock()+linger))
+			return
+		}
 		l.drop(c)
 	case c.out != nil:
 		l.checkStall(c)
@@ -402,7 +407,8 @@ func (l *loop) close(c *conn, flush bool) {
 		return
 	}
 	l.leave(c)
-	l.timers.set(c, l.clock()+l.e.cfg.FlushTimeout)
+	c.until = l.clock() + l.e.cfg.FlushTimeout
+	l.timers.set(c, c.until)
 	if c.out == nil {
 		l.sayEnd(c)
 	}
@@ -414,7 +420,7 @@ func (l *loop) sayEnd(c *conn) {
 		l.drop(c)
 		return
 	}
-	l.timers.set(c, min(c.due, l.clock()+linger))
+	l.timers.set(c, min(c.until, l.clock()+linger))
 	c.readable = true
 	l.schedule(c)
 }
