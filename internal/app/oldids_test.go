@@ -16,6 +16,7 @@ import (
 	"pointsman/core/session"
 	"pointsman/core/switching"
 	"pointsman/internal/pulsaradmin"
+	"pointsman/internal/testkit"
 	"pointsman/store"
 )
 
@@ -80,8 +81,27 @@ func TestTheClusterOfAnEarlierEpochIsRemembered(t *testing.T) {
 		t.Fatal(err)
 	}
 	o.note(table, next, route.Changes{Scopes: []string{r.Scope}})
-	if got := o.clusterAt("persistent://public/other/x", 0); got != "a" {
-		t.Errorf("before the rule it was in %q, want a", got)
+	if r, err = route.SetRule(next, "public/other", "c", "", "a"); err != nil {
+		t.Fatal(err)
+	}
+	last, err := next.WithRule(r.Scope, &r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.note(next, last, route.Changes{Scopes: []string{r.Scope}})
+	for range tablesKept { // topics that move one by one take no table's place
+		o.note(last, last, route.Changes{Topics: []string{topicOfOldIDs}})
+	}
+	for epoch, want := range []string{"a", "b", ""} {
+		if got := o.clusterAt("persistent://public/other/x", uint64(epoch)); got != want {
+			t.Errorf("epoch %d of what rules decide was in %q, want %q", epoch, got, want)
+		}
+	}
+	gap := newOldIDs(store.NewMemory(), slog.New(slog.DiscardHandler), "a")
+	defer gap.close()
+	gap.note(last, table, route.Changes{Scopes: []string{r.Scope}})
+	if got := gap.clusterAt("persistent://public/other/x", 1); got != "" {
+		t.Errorf("of an epoch before what was seen it says %q", got)
 	}
 }
 
@@ -89,7 +109,8 @@ func TestMovesThatAreRememberedAreBounded(t *testing.T) {
 	o := newOldIDs(store.NewMemory(), slog.New(slog.DiscardHandler), "a")
 	defer o.close()
 	for i := range pastKept + 10 {
-		o.remember(epochOf{topicOfOldIDs, uint64(i)}, owner{cluster: "a"})
+		o.remember(epochOf{topicOfOldIDs, uint64(i)}, owner{switchID: "s1"})
+		o.remember(epochOf{topicOfOldIDs, uint64(i)}, owner{cluster: "a"}) // it takes the place of the one before
 	}
 	if len(o.past) != pastKept || len(o.order) != pastKept || o.clusterAt(topicOfOldIDs, 9) != "" || o.clusterAt(topicOfOldIDs, 10) != "a" {
 		t.Errorf("%d moves are remembered, want the last %d", len(o.past), pastKept)
@@ -210,6 +231,227 @@ func TestTheHistoryIsReadOnceAndAsAWhole(t *testing.T) {
 	ask(topicOfOldIDs, skipped.Epoch, session.TranslatedCopy, topicOfOldIDs+" c→d")
 }
 
+// failing is a store of which some operations fail.
+type failing struct {
+	store.Store
+	history, record, entry error
+}
+
+func (s *failing) History(ctx context.Context, limit int) ([]store.HistoryEntry, error) {
+	if s.history != nil {
+		return nil, s.history
+	}
+	return s.Store.History(ctx, limit)
+}
+
+func (s *failing) Switch(ctx context.Context, id string) (switching.Record, error) {
+	if s.record != nil {
+		return switching.Record{}, s.record
+	}
+	return s.Store.Switch(ctx, id)
+}
+
+func (s *failing) Entry(ctx context.Context, topic string) (route.Entry, bool, error) {
+	if s.entry != nil {
+		return route.Entry{}, false, s.entry
+	}
+	return s.Store.Entry(ctx, topic)
+}
+
+// What the store does not tell now is a failure, which clients meet by trying again, and not an id that nobody knows, which they give up. What this process knows, or
+// what the history has of a switch whose record is gone, is enough.
+func TestAStoreThatDoesNotAnswerIsNotOneThatKnowsNothing(t *testing.T) {
+	away := store.ErrUnavailable
+	const removed = topicOfOldIDs + "-removed"
+	for name, c := range map[string]struct {
+		failing
+		topic string
+		epoch uint64
+		last  bool
+		want  session.TranslatedKind
+	}{
+		"the history is away":            {failing: failing{history: away}, epoch: 1, want: session.TranslatedFailed},
+		"all of it is away":              {failing: failing{history: away, record: away, entry: away}, epoch: 1, want: session.TranslatedFailed},
+		"the records are gone":           {failing: failing{record: store.ErrNotFound}, epoch: 1, want: session.TranslatedCopy},
+		"the record is away":             {failing: failing{record: away}, epoch: 2, want: session.TranslatedFailed},
+		"the record is gone":             {failing: failing{record: store.ErrNotFound}, epoch: 2, want: session.TranslatedCopy},
+		"the last one, of no drain":      {epoch: 2, last: true, want: session.TranslatedFailed},
+		"an entry that was removed":      {topic: removed, epoch: 1, want: session.TranslatedCopy},
+		"before the last move":           {epoch: 0, want: session.TranslatedCopy},
+		"a switch that carried messages": {epoch: 2, want: session.TranslatedCopy},
+	} {
+		t.Run(name, func(t *testing.T) {
+			st := store.NewMemory()
+			entries := []route.Entry{{Topic: topicOfOldIDs, Cluster: "a"}, {Topic: topicOfOldIDs, Cluster: "b", Epoch: 1}, {Topic: topicOfOldIDs, Cluster: "a", Epoch: 2}, {Topic: topicOfOldIDs, Cluster: "d", Epoch: 3, SwitchID: "s1"}}
+			for i := range entries {
+				change := store.Change{Entries: []store.EntryChange{{Topic: topicOfOldIDs, After: &entries[i]}}}
+				if i > 0 {
+					change.Entries[0].Before = &entries[i-1]
+				}
+				if entries[i].SwitchID != "" { // what it says of both ends is of other epochs, and of a switch with messages
+					change.Switch = &switching.Record{ID: "s1", Rev: 1, Topic: topicOfOldIDs, From: "a", To: "d", Epoch: 3, Mode: switching.ModePlanned,
+						Receipt: &switching.Receipt{Tail: map[string]string{topicOfOldIDs: "1:1"}, First: map[string]string{topicOfOldIDs: "2:2"}}}
+				}
+				if err := st.Apply(t.Context(), change); err != nil {
+					t.Fatal(err)
+				}
+			}
+			gone := route.Entry{Topic: removed, Cluster: "b", Epoch: 1}
+			for _, change := range []store.EntryChange{{Topic: removed, After: &gone}, {Topic: removed, Before: &gone}} {
+				if err := st.Apply(t.Context(), store.Change{Entries: []store.EntryChange{change}}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			c.Store = st
+			o := newOldIDs(&c.failing, slog.New(slog.DiscardHandler), "a")
+			defer o.close()
+			o.translate = &fakeTranslator{}
+			if c.topic == "" {
+				c.topic = topicOfOldIDs
+			}
+			question := session.Translation{Topic: c.topic, Epoch: c.epoch, At: session.Position{Ledger: 7, Entry: 8}, Cluster: "d", Last: c.last}
+			a := o.find(t.Context(), question)
+			if a.Kind != c.want || a.Kind == session.TranslatedCopy && a.At.Ledger != 8 {
+				t.Errorf("%+v, want kind %d", a, c.want)
+			}
+			if c.want == session.TranslatedFailed && !c.last {
+				c.failing = failing{Store: st}
+				if a := o.find(t.Context(), question); a.Kind != session.TranslatedCopy {
+					t.Errorf("once the store answers: %+v", a)
+				}
+				c.failing = failing{Store: st, history: away, record: away, entry: away}
+				if cluster, err := o.clusterOf(t.Context(), c.topic, c.epoch); err != nil || cluster == "" {
+					t.Errorf("what is known needs no store: %q, %v", cluster, err)
+				}
+			}
+		})
+	}
+}
+
+// The receipt of a drain is for ids of the epoch that it ended, and of no earlier one.
+func TestADrainSaysNothingOfEarlierMoves(t *testing.T) {
+	st := store.NewMemory()
+	first := route.Entry{Topic: topicOfOldIDs, Cluster: "b", Epoch: 1}
+	second := route.Entry{Topic: topicOfOldIDs, Cluster: "c", Epoch: 2, SwitchID: "s1"}
+	rec := switching.Record{ID: "s1", Rev: 1, Topic: topicOfOldIDs, From: "b", To: "c", Epoch: 2, Mode: switching.ModeDrain, Receipt: &switching.Receipt{
+		Tail: map[string]string{topicOfOldIDs: "5:9"}, First: map[string]string{topicOfOldIDs: "7:-1"},
+	}}
+	for _, c := range []store.Change{
+		{Entries: []store.EntryChange{{Topic: topicOfOldIDs, After: &first}}},
+		{Entries: []store.EntryChange{{Topic: topicOfOldIDs, Before: &first, After: &second}}, Switch: &rec},
+	} {
+		if err := st.Apply(t.Context(), c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	away := &failing{Store: st}
+	o := newOldIDs(away, slog.New(slog.DiscardHandler), "a")
+	defer o.close()
+	f := &fakeTranslator{}
+	o.translate = f
+	o.remember(epochOf{topicOfOldIDs, 0}, owner{cluster: "a"})
+	o.remember(epochOf{topicOfOldIDs, 1}, owner{cluster: "b"})
+	ask := func(epoch uint64, partition string, last bool) session.Translated {
+		return o.find(t.Context(), session.Translation{Topic: topicOfOldIDs + partition, Epoch: epoch, At: session.Position{Ledger: 5, Entry: 9}, Cluster: "c", Last: last})
+	}
+	if a := ask(0, "", false); a.Kind != session.TranslatedCopy || !slices.Equal(f.asked, []string{topicOfOldIDs + " a→c"}) {
+		t.Errorf("an id of the cluster before: %+v, asked %v", a, f.asked)
+	}
+	want := session.Translated{Kind: session.TranslatedNext, At: session.Position{Ledger: 7, Entry: 0}}
+	if a := ask(1, "", false); a != want {
+		t.Errorf("the last message of the old cluster became %+v, want the first of the new one, %+v", a, want)
+	}
+	f.last = pulsaradmin.Position{Ledger: 7, Entry: 0}
+	if a := ask(1, "", true); a.Kind != session.TranslatedCopy || a.At != want.At {
+		t.Errorf("the only message of the new cluster became %+v", a)
+	}
+	f.err = errors.New("cluster c does not answer")
+	if a := ask(1, "", true); a.Kind != session.TranslatedFailed {
+		t.Errorf("%+v", a)
+	}
+	f.err = nil
+	if a := ask(1, "-partition-7", false); a.Kind != session.TranslatedFailed {
+		t.Errorf("of a partition that the receipt does not have: %+v", a)
+	}
+	for _, half := range []func(*switching.Receipt){func(r *switching.Receipt) { r.Tail = nil }, func(r *switching.Receipt) { r.Tail, r.First = rec.Receipt.Tail, nil }} {
+		next, err := st.Switch(t.Context(), "s1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		receipt := *rec.Receipt
+		half(&receipt)
+		next.Rev, next.Receipt = next.Rev+1, &receipt
+		if err := st.PutSwitch(t.Context(), next); err != nil {
+			t.Fatal(err)
+		}
+		if a := ask(1, "", false); a.Kind != session.TranslatedFailed {
+			t.Errorf("with half a receipt: %+v", a)
+		}
+	}
+	for _, s := range []failing{{Store: st, entry: store.ErrUnavailable}, {Store: st, record: store.ErrUnavailable}} {
+		if *away = s; ask(1, "", false).Kind != session.TranslatedFailed {
+			t.Errorf("nobody knows whether it was drained, and it is %+v", ask(1, "", false))
+		}
+	}
+}
+
+// A stop waits for no turn.
+func TestAStopEndsWhatWaitsForATurn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := newOldIDs(store.NewMemory(), slog.New(slog.DiscardHandler), "a")
+		for range translateAtOnce {
+			o.slots <- struct{}{}
+		}
+		answer := make(chan session.Translated, 1)
+		o.tasks.Go(func() { answer <- o.inTurn(session.Translation{Topic: topicOfOldIDs}) })
+		synctest.Wait()
+		began := time.Now()
+		o.close()
+		if a := <-answer; a.Kind != session.TranslatedBusy || time.Since(began) != 0 {
+			t.Errorf("%+v after %v", a, time.Since(began))
+		}
+	})
+}
+
+// A cluster that does not answer is not asked: the copies on the other one have to do.
+func TestADeadClusterIsNotAskedForItsMessages(t *testing.T) {
+	a, b := testkit.NewCluster("a", testkit.Options{}), testkit.NewCluster("b", testkit.Options{LedgerBase: 500})
+	defer b.Close()
+	defer a.Close()
+	clients := map[string]*pulsaradmin.Client{}
+	for _, k := range []*testkit.Cluster{a, b} {
+		k.CreateTopic(topicOfOldIDs, 0)
+		clients[k.Name()] = pulsaradmin.New(pulsaradmin.Config{Cluster: k.Name(), WebURLs: []string{k.Web()}})
+		defer clients[k.Name()].Close()
+	}
+	dead := ""
+	tr := adminTranslator{clients: clients, down: func(cluster string) bool { return cluster == dead }, pairs: new(pulsaradmin.Translator)}
+	a.Publish(topicOfOldIDs, "p", 1, []byte("x"))
+	message := a.Messages(topicOfOldIDs)[0]
+	at := session.Position{Ledger: message.Ledger, Entry: message.Entry}
+	ask := func() (session.Translated, error) { return tr.Translate(t.Context(), topicOfOldIDs, "a", "b", at) }
+	dead = "a"
+	if _, err := ask(); err == nil || !strings.Contains(err.Error(), "cluster a is dead, and cluster b has no message") {
+		t.Errorf("of a dead cluster: %v", err)
+	}
+	dead = ""
+	r := testkit.Replicate(a, b, testkit.ReplicationOptions{})
+	defer r.Close()
+	awaitCluster(t, b, "the copy", func() bool { return len(b.Messages(topicOfOldIDs)) == 1 })
+	if got, err := ask(); err != nil || got.Kind != session.TranslatedCopy || got.At.Ledger < 500 {
+		t.Errorf("%+v, %v", got, err)
+	}
+	if last, err := tr.Last(t.Context(), topicOfOldIDs, "b"); err != nil || last.Ledger < 500 {
+		t.Errorf("%v, %v", last, err)
+	}
+	if _, err := tr.Last(t.Context(), topicOfOldIDs+"-none", "b"); err == nil {
+		t.Error("a topic that is not there has a last message")
+	}
+	if _, err := tr.Translate(t.Context(), topicOfOldIDs+"-none", "a", "b", at); err == nil {
+		t.Error("a topic that is not there has messages")
+	}
+}
+
 // A topic that left a cluster without its messages: who has had all of that goes on with what was published since, who has not is refused, and
 // what was published since is the end of the topic for a reader that asks.
 func TestAPositionOfADrainedClusterIsAPlaceOnTheNewOne(t *testing.T) {
@@ -236,7 +478,7 @@ func TestAPositionOfADrainedClusterIsAPlaceOnTheNewOne(t *testing.T) {
 	if a := at(one, 5, 9, false); a != want {
 		t.Errorf("the last message became %+v, want %+v", a, want)
 	}
-	if a := at(empty, 5, 0, false); a.Kind != session.TranslatedNext || a.At.Ledger != math.MaxUint64 {
+	if a := at(empty, 5, 0, false); a.Kind != session.TranslatedNext || a.At != (session.Position{Ledger: math.MaxUint64, Entry: math.MaxUint64}) {
 		t.Errorf("on a partition that was empty on both clusters it became %+v", a)
 	}
 	for _, c := range []struct {
