@@ -22,13 +22,12 @@ type Event uint8
 const (
 	EventClosed    Event = iota // a client connection ended
 	EventRefused                // a request was answered with an error of the proxy's own
-	EventEvicted                // the handles of a topic were closed because it moved
 	EventRestarted              // a reader begins with the oldest message, for where it was is not known
 	EventUpstream               // a lookup connection to a broker failed
 	EventLegLost                // a connection to a broker of the cluster that a topic is leaving failed; the client's goes on
 )
 
-var eventNames = [...]string{"closed", "refused", "evicted", "reader_restarted", "upstream_failed", "leg_lost"}
+var eventNames = [...]string{"closed", "refused", "reader_restarted", "upstream_failed", "leg_lost"}
 
 func (e Event) String() string { return eventNames[e] }
 
