@@ -57,7 +57,7 @@ func (r *rig) start(id string, clusters ...string) *admintest.Proxy {
 		return switching.Salvage{From: q.From, To: q.To}, nil
 	}})
 	r.t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
 		if err := s.Shutdown(ctx); err != nil {
 			r.t.Errorf("shutdown of %s: %v", id, err)

@@ -196,7 +196,7 @@ func (p *Proxy) Check(_ context.Context, r switching.CheckRequest) (switching.Pr
 // Await waits until the map that the proxy serves is as wanted.
 func (p *Proxy) Await(t testing.TB, what string, wanted func(*route.Table) bool) {
 	t.Helper()
-	deadline := time.After(10 * time.Second)
+	deadline := time.After(time.Minute)
 	for {
 		p.mu.Lock()
 		table, changed := p.table, p.changed
