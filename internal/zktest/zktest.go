@@ -273,7 +273,8 @@ func (s *Server) tail() string {
 }
 
 // freePorts finds ports that nobody listens on now, below those that the kernel hands out by itself: a server keeps its
-// port while it is stopped, and no outgoing connection must take it.
+// port while it is stopped, and no outgoing connection must take it. Until the test ends the same port of another loopback address, where there
+// are several, tells other test processes that it is taken: nobody listens on it while its server starts.
 func freePorts(t testing.TB, n int) []int {
 	t.Helper()
 	var ports []int
@@ -287,6 +288,12 @@ func freePorts(t testing.TB, n int) []int {
 			continue
 		}
 		defer l.Close()
+		switch claim, err := net.Listen("tcp", fmt.Sprintf("127.0.0.9:%d", port)); {
+		case err == nil:
+			t.Cleanup(func() { claim.Close() })
+		case errors.Is(err, syscall.EADDRINUSE):
+			continue
+		}
 		ports = append(ports, port)
 	}
 	return ports
