@@ -25,6 +25,7 @@ type Memory struct {
 	faults     Faults
 	registered string // id of the proxy that this handle announced
 	expired    bool   // the session has ended; Register begins another one
+	unread     bool   // there was no lease: the watches have to deliver the map before there is one again
 	contact    time.Time
 	confirmed  time.Duration // the last answer of Confirmed
 
@@ -72,6 +73,7 @@ func (m *Memory) SetFaults(f Faults) {
 	m.core.mu.Lock()
 	defer m.core.mu.Unlock()
 	m.confirmedNow()
+	m.unread = m.unread || m.faults.NoLease
 	m.faults = f
 	m.core.election.elect()
 	m.core.wake()
@@ -83,7 +85,7 @@ func (m *Memory) Expire() {
 	m.core.mu.Lock()
 	defer m.core.mu.Unlock()
 	m.confirmedNow()
-	m.expired = true
+	m.expired, m.unread = true, true
 	m.disconnect()
 	m.core.election.elect()
 }
@@ -372,11 +374,14 @@ func (m *Memory) Tombstones(ctx context.Context) ([]Tombstone, error) {
 	return m.core.tombstones(), nil
 }
 
-// Lease implements Store: it has one that never ends, but for faults.
+// Lease implements Store: it has one that never ends, but for faults, and after those until its watches have delivered the map.
 func (m *Memory) Lease() time.Duration {
 	m.core.mu.Lock()
 	defer m.core.mu.Unlock()
 	if m.faults.NoLease || m.expired {
+		return 0
+	}
+	if m.unread = m.unread && m.core.behind(m, true); m.unread {
 		return 0
 	}
 	return Forever

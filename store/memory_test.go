@@ -252,3 +252,39 @@ func TestSwitchesThatAreNotOverAreKept(t *testing.T) {
 		}
 	}
 }
+
+// P6: who had no lease has one again when the map was delivered since, and not before.
+func TestALeaseComesBackWithTheMap(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := store.NewMemory()
+		mine := m.Join()
+		updates := make(chan store.Update)
+		go func() { _ = mine.Watch(t.Context(), func(u store.Update) { updates <- u }) }()
+		lease := func(when string, want bool) {
+			t.Helper()
+			synctest.Wait()
+			if have := mine.Lease() != 0; have != want {
+				t.Errorf("%s: a lease is %v", when, have)
+			}
+		}
+		<-updates
+		lease("from the start", true)
+		for what, lose := range map[string]func(){
+			"faults":                 func() { mine.SetFaults(store.Faults{NoLease: true, HoldWatches: true}) },
+			"the end of the session": mine.Expire,
+		} {
+			lose()
+			lease(what, false)
+			m.Redeliver()
+			mine.SetFaults(store.Faults{})
+			registered := make(chan error, 1)
+			go func() { registered <- mine.Register(t.Context(), store.Proxy{ID: "p", Incarnation: "i"}) }()
+			lease("after "+what+", before the map", false)
+			<-updates
+			if err := <-registered; err != nil {
+				t.Error(err)
+			}
+			lease("after "+what+", with the map", true)
+		}
+	})
+}
