@@ -526,7 +526,7 @@ func TestHowFarADrainIsIsWrittenDownNowAndThen(t *testing.T) {
 			t.Fatal(err)
 		}
 		look(tellEvery, 1)
-		var many switching.Draining
+		many := switching.Draining{Subscriptions: 10_000}
 		for i := range 10_000 {
 			many.Left = append(many.Left, switching.Left{Subscription: fmt.Sprintf("a-subscription-with-a-long-name-%050d", i)})
 		}
@@ -537,6 +537,25 @@ func TestHowFarADrainIsIsWrittenDownNowAndThen(t *testing.T) {
 		d.forget(t.Context())
 		if subs, _ := d.c.stats.drains.sum(); subs != 0 || rev() != 0 {
 			t.Errorf("after the end there are %d subscriptions and revision %d", subs, rev())
+		}
+		d.tell(t.Context(), many)
+		d.c.stats.drains.reset()
+		if subs, _ := d.c.stats.drains.sum(); subs != 0 {
+			t.Errorf("a new leadership begins with %d subscriptions", subs)
+		}
+	})
+}
+
+// A drain whose subscriptions could not be made on the new cluster does not flip.
+func TestADrainGoesOnOnlyWhenItsSubscriptionsAreMade(t *testing.T) {
+	in(t, func(t *testing.T) {
+		w := newWorld(t)
+		d, _ := returning(t, w, route.Entry{Cluster: "a", State: route.StateFenced, SwitchID: "sw-1", Attempt: 2})
+		w.topic.failures["carry"] = 1
+		for _, want := range []switching.Answer{switching.NotYet, switching.OK} {
+			if r := d.onClusters(t.Context(), switching.Step{Work: switching.WorkCarry}); r.Answer != want || want == switching.OK && len(r.Subs) != 1 {
+				t.Errorf("%+v, want %v", r, want)
+			}
 		}
 	})
 }

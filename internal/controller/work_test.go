@@ -558,3 +558,68 @@ func TestAReceiptIsExactAndBounded(t *testing.T) {
 		}
 	})
 }
+
+// once is a store that refuses the first flip.
+type once struct {
+	*store.Memory
+	refused bool
+}
+
+func (s *once) Apply(ctx context.Context, c store.Change) error {
+	if c.Switch != nil && c.Switch.State == switching.StateEvicting && !s.refused {
+		s.refused = true
+		return &store.ConflictError{Name: base, Want: "this", Have: "that"}
+	}
+	return s.Memory.Apply(ctx, c)
+}
+
+// Whom clients are sent to was asked for once, and is told by whichever write is the flip, with how many are not known.
+func TestAFlipThatIsRepeatedStillTellsTheBrokers(t *testing.T) {
+	for name, c := range map[string]struct {
+		brokers    map[string]string
+		hangs      bool
+		unassigned int
+	}{
+		"known": {brokers: map[string]string{base: "broker-1:6650"}, unassigned: 2}, "not in time": {hangs: true, unassigned: 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			in(t, func(t *testing.T) {
+				w := newWorld(t, "p1")
+				w.request("sw-1")
+				s := &once{Memory: w.st}
+				ctrl := w.controller("p1", s)
+				ctrl.cfg.Assign = func(ctx context.Context, _, _ string) (map[string]string, int) {
+					if c.hangs {
+						<-ctx.Done()
+					}
+					return c.brokers, c.unassigned
+				}
+				rec, _ := w.run(ctrl, "sw-1")
+				if rec.State != switching.StateDone || !s.refused || rec.Assigned[base] != c.brokers[base] || rec.Unassigned != c.unassigned {
+					t.Errorf("%s (%s): assigned %v, and %d not", rec.State, rec.Note, rec.Assigned, rec.Unassigned)
+				}
+			})
+		})
+	}
+}
+
+// What kept the epoch of a topic has given way to a rule that does, between two looks: the write is about what is there.
+func TestAFloorThatHasGoneIsNotExpected(t *testing.T) {
+	in(t, func(t *testing.T) {
+		w := newWorld(t, "p1")
+		floor := route.Entry{Topic: base, Epoch: 1}
+		w.set(nil, &floor)
+		h := &hooked{Memory: w.st}
+		h.after = func(call string, n int, _ *store.Change) {
+			if call == "Rules" && n == 1 {
+				w.apply(store.Change{
+					Entries: []store.EntryChange{{Topic: base, Before: &floor}}, Rules: []store.RuleChange{{Scope: "acme", After: &route.Rule{Scope: "acme", Cluster: "a", Epoch: 1}}},
+				})
+			}
+		}
+		w.requestAt("sw-1", 2)
+		if rec, e := w.run(w.controller("p1", h), "sw-1"); rec.State != switching.StateDone || e.Cluster != "b" {
+			t.Errorf("%s (%s), entry %+v", rec.State, rec.Note, e)
+		}
+	})
+}
