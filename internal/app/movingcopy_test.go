@@ -414,6 +414,40 @@ func TestAStopEndsMembershipAndCopyTogether(t *testing.T) {
 	}
 }
 
+// waitingIn is how many goroutines wait for a lock in that method of a movingCopy, once one does; 0 when ended comes first.
+func waitingIn(method string, ended func() bool) (n int) {
+	stacks := make([]byte, 4<<20)
+	for !ended() {
+		for stack := range strings.SplitSeq(string(stacks[:runtime.Stack(stacks, true)]), "\n\n") {
+			if strings.Contains(stack, ".(*movingCopy)."+method+"(") && strings.Contains(stack, "sync.(*Mutex).Lock(") {
+				n++
+			}
+		}
+		if n > 0 {
+			return n
+		}
+		runtime.Gosched()
+	}
+	return 0
+}
+
+// S2: a write that is under way when the copy is put aside, or taken back, must not bring the file back, or away, behind it.
+func TestACopyIsPutAsideBehindTheWriteThatIsUnderWay(t *testing.T) {
+	for method, move := range map[string]func(*movingCopy) error{"setAside": (*movingCopy).setAside, "takeBack": (*movingCopy).takeBack} {
+		c := newMovingCopy(t.TempDir())
+		c.file.Lock() // as a write does
+		ended := make(chan error, 1)
+		go func() { ended <- move(c) }()
+		if waitingIn(method, func() bool { return len(ended) > 0 }) != 1 {
+			t.Errorf("%s does not wait for the write", method)
+		}
+		c.file.Unlock()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // Of many topics that are prepared at the same moment each is on the disk when its own put has returned, and they take a few writes, not one each.
 func TestTopicsThatArePreparedTogetherShareAWrite(t *testing.T) {
 	dir := t.TempDir()
@@ -450,12 +484,8 @@ func TestTopicsThatArePreparedTogetherShareAWrite(t *testing.T) {
 		}
 		runtime.Gosched()
 	}
-	stacks := make([]byte, 1<<20)
-	if n := strings.Count(string(stacks[:runtime.Stack(stacks, true)]), ".(*movingCopy).write("); n > 1 {
-		t.Errorf("%d writes are under way", n)
-	}
-	if _, err := os.Stat(c.path); err == nil {
-		t.Error("it was written while another write was under way")
+	if n := waitingIn("write", func() bool { _, err := os.Stat(c.path); return err == nil }); n != 1 {
+		t.Errorf("while another write is under way %d wait for its end, want one for all", n)
 	}
 	c.file.Unlock()
 	group.Wait()

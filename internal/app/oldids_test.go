@@ -525,14 +525,14 @@ func TestAPositionOfADrainThatWasTakenBackIsTheCopyOfItsMessage(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	o := newOldIDs(st, slog.New(slog.DiscardHandler), "a")
-	defer o.close()
 	f := &fakeTranslator{}
-	o.translate = f
 	for epoch, want := range map[uint64]session.Translated{
 		0: {Kind: session.TranslatedCopy, At: session.Position{Ledger: 7, Entry: 8}}, // of a, which has it again
 		1: {Kind: session.TranslatedCopy, At: session.Position{Ledger: 8, Entry: 8}}, // the copy that was asked for
 	} {
+		o := newOldIDs(st, slog.New(slog.DiscardHandler), "a") // one that knows nothing of the other question
+		defer o.close()
+		o.translate = f
 		if got := o.find(t.Context(), session.Translation{Topic: topicOfOldIDs, Epoch: epoch, At: session.Position{Ledger: 7, Entry: 8}, Cluster: "a"}); got != want {
 			t.Errorf("a position of epoch %d became %+v, want %+v", epoch, got, want)
 		}
