@@ -711,6 +711,13 @@ func TestAnAckThatCannotBeWrittenHoldsUpNoStop(t *testing.T) {
 				if err := <-ended; err != nil || time.Since(before) != 0 {
 					t.Errorf("the stop took %v, %v", time.Since(before), err)
 				}
+				k.mover.mu.Lock()
+				defer k.mover.mu.Unlock()
+				for topic, m := range k.mover.topics {
+					if m.busy {
+						t.Errorf("it has stopped, and a task of %s is under way still", topic)
+					}
+				}
 				if len(log.with("a switch waits")) != lines {
 					t.Error("that the ack is not written is said of a process that stops")
 				}
