@@ -138,6 +138,9 @@ func TestABlackHoledFirstAddressLeavesTimeForTheSecond(t *testing.T) {
 		t.Error("the first address was given up before half of the time was over")
 	}
 	passes(e, 2*time.Minute)
+	if tried() {
+		t.Fatal("the first address has all the time, and the second none")
+	}
 	if got := <-out; got.reason != connected {
 		t.Errorf("reason %d, %v", got.reason, got.err)
 	}
