@@ -47,7 +47,7 @@ func slowReplication(t *testing.T, from, to *Cluster, namespace, topic string) (
 		// A replicator that was slowed down may stand still for minutes. Unloading the topic makes it go on; with traffic, what has no receipt then comes twice.
 		unloaded, began := false, time.Now()
 		must(t, WaitThrough(limited(t, 2*time.Minute), "replication to catch up", func() (bool, error) {
-			if !unloaded && time.Since(began) > 8*time.Second {
+			if !unloaded && time.Since(began) > 4*time.Second {
 				unloaded = true
 				t.Log("the replicator stands still: the topic is unloaded")
 				return false, from.Unload(t.Context(), topic)

@@ -151,8 +151,8 @@ func TestTrafficOutlivesTheMapsZooKeeperAndMissedChangesArrive(t *testing.T) {
 	}
 	var refused *CLIError
 	// An operator is told at once, not after minutes.
-	if err := proxies[0].CLI(limited(t, 20*time.Second), nil, "routes", "set", late, "b"); !errors.As(err, &refused) || !strings.Contains(refused.Output, "store_unavailable") {
-		t.Errorf("a change of the map without ZooKeeper: got %v, want a refusal with the code store_unavailable within 20 s", err)
+	if err := proxies[0].CLI(limited(t, 40*time.Second), nil, "routes", "set", late, "b"); !errors.As(err, &refused) || !strings.Contains(refused.Output, "store_unavailable") {
+		t.Errorf("a change of the map without ZooKeeper: got %v, want a refusal with the code store_unavailable within 40 s: it takes ten", err)
 	} else {
 		t.Logf("refused as it should be: %s", strings.TrimSpace(refused.Output))
 	}
