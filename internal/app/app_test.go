@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net/http"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -90,7 +91,7 @@ func clusterConfig(c *testkit.Cluster) *config.Cluster {
 func (w *world) start(t *testing.T, cfg *config.Config) {
 	t.Helper()
 	var err error
-	w.app, err = New(t.Context(), cfg, slog.New(slog.NewTextHandler(testWriter{t}, nil)))
+	w.app, err = New(t.Context(), cfg, slog.New(slog.NewTextHandler(newTestWriter(t), nil)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -142,10 +143,28 @@ func (w *world) await(t *testing.T, what string, done func() bool) {
 	}
 }
 
-type testWriter struct{ t *testing.T }
+// testWriter is the log of a test, while that runs: what is said by a loop that did not end in time would be a panic.
+type testWriter struct {
+	mu sync.Mutex // guards what follows
+	t  *testing.T // nil after its end
+}
 
-func (w testWriter) Write(p []byte) (int, error) {
-	w.t.Log(strings.TrimSpace(string(p)))
+func newTestWriter(t *testing.T) *testWriter {
+	w := &testWriter{t: t}
+	t.Cleanup(func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.t = nil
+	})
+	return w
+}
+
+func (w *testWriter) Write(p []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.t != nil {
+		w.t.Log(strings.TrimSpace(string(p)))
+	}
 	return len(p), nil
 }
 

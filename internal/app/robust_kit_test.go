@@ -33,7 +33,7 @@ import (
 // slow, broken, hostile or many. Their numbers are divided by raceScale under the race detector.
 
 // patience bounds everything that a robustness test waits for and that has no limit of its own.
-const patience = 15 * time.Second
+const patience = 30 * time.Second
 
 // scaled divides a number under the race detector.
 func scaled(n int) int { return max(n/raceScale, 1) }
