@@ -16,9 +16,8 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"pointsman/core/session"
+	"pointsman/internal/leaktest"
 )
 
 var _ Shard = (*session.Shard)(nil) // what runs on the loops in the product
@@ -222,17 +221,7 @@ func engineAs(t testing.TB, cfg Config, accept func(*fakeShard, session.Conn) se
 	return e
 }
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(settled{m}) }
-
-// settled gives what ended with the last test the time that it takes on a machine with other things to do; goleak waits for half a second only.
-type settled struct{ *testing.M }
-
-func (m settled) Run() (code int) {
-	code = m.M.Run()
-	for deadline := time.Now().Add(10 * time.Second); code == 0 && goleak.Find() != nil && time.Now().Before(deadline); {
-	}
-	return code
-}
+func TestMain(m *testing.M) { leaktest.Main(m) }
 
 func descriptors(t testing.TB) int {
 	entries, err := os.ReadDir("/proc/self/fd")

@@ -10,24 +10,13 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
+	"pointsman/internal/leaktest"
 	"pointsman/internal/zktest"
 	"pointsman/store"
 	"pointsman/store/storetest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(settled{m}) }
-
-// settled gives what ended with the last test the time that it takes on a machine with other things to do; goleak waits for half a second only.
-type settled struct{ *testing.M }
-
-func (m settled) Run() (code int) {
-	code = m.M.Run()
-	for deadline := time.Now().Add(10 * time.Second); code == 0 && goleak.Find() != nil && time.Now().Before(deadline); {
-	}
-	return code
-}
+func TestMain(m *testing.M) { leaktest.Main(m) }
 
 func TestZooKeeperKeepsThePromisesOfAStore(t *testing.T) {
 	server := zktest.Start(t)

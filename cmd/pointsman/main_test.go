@@ -22,7 +22,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"go.uber.org/goleak"
 	"pgregory.net/rapid"
 
 	"pointsman/core/route"
@@ -32,20 +31,11 @@ import (
 	"pointsman/internal/config"
 	"pointsman/internal/controller"
 	"pointsman/internal/golden"
+	"pointsman/internal/leaktest"
 	"pointsman/store"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(settled{m}) }
-
-// settled gives what ended with the last test the time that it takes on a machine with other things to do; goleak waits for half a second only.
-type settled struct{ *testing.M }
-
-func (m settled) Run() (code int) {
-	code = m.M.Run()
-	for deadline := time.Now().Add(10 * time.Second); code == 0 && goleak.Find() != nil && time.Now().Before(deadline); {
-	}
-	return code
-}
+func TestMain(m *testing.M) { leaktest.Main(m) }
 
 // shell runs command lines against two proxies.
 type shell struct {

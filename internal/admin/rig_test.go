@@ -10,26 +10,15 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"pointsman/core/route"
 	"pointsman/core/switching"
 	"pointsman/internal/admin"
 	"pointsman/internal/admin/admintest"
+	"pointsman/internal/leaktest"
 	"pointsman/store"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(settled{m}) }
-
-// settled gives what ended with the last test the time that it takes on a machine with other things to do; goleak waits for half a second only.
-type settled struct{ *testing.M }
-
-func (m settled) Run() (code int) {
-	code = m.M.Run()
-	for deadline := time.Now().Add(10 * time.Second); code == 0 && goleak.Find() != nil && time.Now().Before(deadline); {
-	}
-	return code
-}
+func TestMain(m *testing.M) { leaktest.Main(m) }
 
 // rig is some proxies on one map, each with its operations port.
 type rig struct {

@@ -18,6 +18,7 @@ import (
 
 	"pointsman/internal/admin"
 	"pointsman/internal/config"
+	"pointsman/internal/leaktest"
 	"pointsman/internal/testkit"
 	"pointsman/internal/testkit/suite"
 )
@@ -33,20 +34,7 @@ func TestMain(m *testing.M) {
 	} {
 		ours = append(ours, goleak.IgnoreAnyFunction(lib+theirs))
 	}
-	goleak.VerifyTestMain(settled{m, ours}, ours...)
-}
-
-// settled gives what ended with the last test the time that it takes on a machine with other things to do; goleak waits for half a second only.
-type settled struct {
-	*testing.M
-	ours []goleak.Option
-}
-
-func (m settled) Run() (code int) {
-	code = m.M.Run()
-	for deadline := time.Now().Add(10 * time.Second); code == 0 && goleak.Find(m.ours...) != nil && time.Now().Before(deadline); {
-	}
-	return code
+	leaktest.Main(m, ours...)
 }
 
 // world is two fake clusters whose brokers have the same name, and one proxy in front of them.

@@ -56,6 +56,7 @@ var outside = map[string]string{
 	"pointsman/internal/zktest":       "tests only",
 	"pointsman/internal/tlstest":      "tests only",
 	"pointsman/internal/golden":       "tests only",
+	"pointsman/internal/leaktest":     "tests only",
 	"testing":                         "tests only",
 	"pointsman/bench":                 "measures the product from outside",
 	"github.com/HdrHistogram":         "benchmarks only",

@@ -10,25 +10,15 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
 	"pointsman/codec"
 	"pointsman/codec/pulsarpb"
+	"pointsman/internal/leaktest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(settled{m}) }
-
-// settled gives what ended with the last test the time that it takes on a machine with other things to do; goleak waits for half a second only.
-type settled struct{ *testing.M }
-
-func (m settled) Run() (code int) {
-	code = m.M.Run()
-	for deadline := time.Now().Add(10 * time.Second); code == 0 && goleak.Find() != nil && time.Now().Before(deadline); {
-	}
-	return code
-}
+func TestMain(m *testing.M) { leaktest.Main(m) }
 
 // raw is a client that speaks in frames.
 type raw struct {
