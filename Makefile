@@ -48,7 +48,7 @@ test-unit:
 	$(GO) test -run 'NoInterleaving|EveryRule|Random' -timeout 10m ./core/switching
 
 model: ## the checker of planned switches and drains in full: every world, every rule taken out, SEEDS random switches; up to twenty minutes of one idle core, 1.8 GiB
-	GOMAXPROCS=1 GOMEMLIMIT=1800MiB $(GO) test -tags model -count=1 -timeout 6h -v -run 'NoInterleaving|EveryRule|Random' ./core/switching -seeds $(SEEDS)
+	GOMAXPROCS=1 GOMEMLIMIT=1800MiB $(GO) test -tags model -count=1 -timeout 6h -v -run 'NoInterleaving|EveryRule|Random' ./core/switching -seeds $(SEEDS) -batches $(SEEDS)
 
 bench: ## microbenchmarks; compare two runs with benchstat
 	$(GO) test -run '^$$' -bench . ./...

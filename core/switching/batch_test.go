@@ -470,6 +470,70 @@ func TestAnAbortWaitsForWhatHasBegunAndAResumeGoesOn(t *testing.T) {
 	r.expect(BatchDone, "", 100, 0, 0)
 }
 
+// Topics that wait again, after a resume, do not hide one behind them that a dead leader has begun.
+func TestAnAbortFindsWhatHasBegunBehindTopicsThatWaitAgain(t *testing.T) {
+	r := newRun(t, 100, func(b *Batch) { b.State, b.Abort, b.Limits.Parallel = BatchMoving, true, 2 })
+	const again, begun = 20, 21
+	for i := range r.r.items {
+		if r.r.items[i].State = ItemChecked; i < again {
+			r.r.items[i].State = ItemWaiting
+		}
+	}
+	looks := map[int]int{}
+	for step := r.r.Next(r.now); step.Do == BatchStart; step = r.r.Next(r.now) {
+		looks[step.Item]++
+		e := ItemEnd{}
+		if step.Item == begun {
+			e = ItemEnd{State: ItemFailed, Note: "aborted"}
+		}
+		r.r.Ended(r.now, step.Item, e)
+	}
+	for i, n := range looks {
+		if n != 1 {
+			t.Errorf("topic %d is looked at %d times", i, n)
+		}
+	}
+	if looks[begun] == 0 || len(looks) > begun+1+2 {
+		t.Errorf("it has looked at %v", looks)
+	}
+	r.drive()
+	r.expect(BatchAborted, "", 0, 1, 0)
+}
+
+// A leader that was frozen while others ended the batch has nothing to write, whatever its own topics come to.
+func TestALeaderThatWasOvertakenWritesNothing(t *testing.T) {
+	r := newRun(t, 4, nil)
+	r.late = true
+	r.drive()
+	b := r.r.Batch(r.now)
+	b.Rev, b.State, b.Ended = b.Rev+9, BatchDone, r.now
+	r.r.Observe(b)
+	r.r.Ended(r.now, r.busy[0], ItemEnd{State: ItemBlocked, Note: "is on b already"})
+	if step := r.r.Next(r.now); step.Do != BatchOver || !r.r.Overtaken() {
+		t.Errorf("%+v", step)
+	}
+}
+
+// What a late write of a leader that was frozen says of topics counts in the end of the batch, and that nothing drains is looked at again.
+func TestASuccessorDoesNotBelieveThatABatchIsReadyForItsRule(t *testing.T) {
+	for mode, want := range map[Mode]BatchDo{ModePlanned: BatchRule, ModeDrain: BatchSettle} {
+		r := newRun(t, 2, func(b *Batch) { b.State, b.Mode, b.Namespace = BatchRuling, mode, "acme/orders" })
+		r.r.items[0].State, r.r.items[1].State, r.r.b.State = ItemMoved, ItemFailed, BatchRuling
+		r.r = NewBatchRun(r.r.b, r.r.items)
+		step := r.r.Next(r.now)
+		if step.Do == BatchWrite {
+			r.r.Wrote(2)
+			step = r.r.Next(r.now)
+		}
+		if step.Do != want {
+			t.Errorf("%s: %+v", mode, step)
+		}
+		if r.r.Ruled(r.now, 1, 1, ""); r.r.Batch(r.now).State != BatchIncomplete {
+			t.Errorf("%s: the batch is %s with one topic that has failed", mode, r.r.Batch(r.now).State)
+		}
+	}
+}
+
 func TestANamespaceHasItsRuleOnceNothingIsLeftOnTheOldCluster(t *testing.T) {
 	r := newRun(t, 10, func(b *Batch) { b.Namespace = "acme/orders" })
 	r.rounds = [][]string{{"persistent://acme/orders/new1"}, {"persistent://acme/orders/new2", "persistent://acme/orders/new3"}}

@@ -48,6 +48,8 @@ type BatchStep struct {
 type ItemEnd struct {
 	State ItemState // checked or blocked of a check; moved, failed, blocked or skipped of a switch
 	Note  string
+	// Away: it is blocked by nothing but proxies of the roster that are not there now. One that was killed may be back in a moment.
+	Away bool
 	// Inherited: its switch was under way when this leader came. How long it has held its topic is no reason to pause, and one that is aborted is begun again.
 	Inherited bool
 	// Troubled: it has moved, and its switch is incomplete.
@@ -69,6 +71,9 @@ const (
 	holdsKept, endsKept = 1000, 200
 	// maxRounds is how often new topics of a namespace are moved before its rule; then somebody should stop who makes them.
 	maxRounds = 5
+	// AwayLimit is how long a batch that moves waits for proxies that are not there, before it pauses; awayRetry how long until it looks again.
+	AwayLimit = 5 * time.Minute
+	awayRetry = 5 * time.Second
 )
 
 // BatchRun decides which topics of a batch begin, and when it pauses. It is owned by the leader's one goroutine for the batch:
@@ -87,6 +92,7 @@ type BatchRun struct {
 	busy    map[int]bool // items whose check or switch is under way
 	next    int          // no item before it waits for its turn in this stage
 	begin   time.Time    // when the next switch may begin
+	away    time.Time    // since when it waits for proxies that are not there; zero: it does not
 	written bool         // the record is as others have to see it
 	counted bool         // its counts are not as they are stored
 
@@ -102,7 +108,7 @@ type BatchRun struct {
 	ruling    bool
 	rounds    int
 	overtaken bool // another leader has ended it: this one was frozen
-	unbegun   int  // of a batch that is given up: topics that nobody has begun, since one that somebody has
+	unbegun   int  // of a batch that is given up: topics that were checked and that nobody has begun, since one that somebody has
 }
 
 // NewBatchRun goes on with a batch from what is stored of it. It takes over items.
@@ -115,10 +121,15 @@ func NewBatchRun(b Batch, items []BatchItem) *BatchRun {
 	if n := len(b.Ends); n > 0 && b.Ends[n-1] < len(items) {
 		r.b.Ends, r.written = append(r.b.Ends, len(items)), false // topics that were found for the rule: their leader died before it wrote that
 	}
+	if b.State == BatchMoving && b.Note != "" {
+		r.b.Note, r.written = "", false // what a leader before has waited for may be there now
+	}
 	r.recount()
 	if first := r.firstLeft(); first >= 0 && (b.State == BatchDraining || b.State == BatchRuling || b.State == BatchMoving && r.waveOf(first) < b.Wave) {
 		// A leader that was frozen has written a part late: what it says of topics that have ended is to be found out again.
 		r.b.State, r.b.Wave, r.written = BatchMoving, r.waveOf(first), false
+	} else if b.State == BatchRuling && b.Mode == ModeDrain {
+		r.b.State, r.written = BatchDraining, false // that nothing drains may have been written by a leader that was frozen
 	}
 	return r
 }
@@ -177,7 +188,7 @@ func (r *BatchRun) Wrote(rev uint64) { r.b.Rev, r.written, r.counted = rev, true
 // Next is what is to be done now.
 func (r *BatchRun) Next(now time.Time) BatchStep {
 	r.retry(now)
-	if !r.written {
+	if !r.written && !r.overtaken {
 		return BatchStep{Do: BatchWrite}
 	}
 	switch {
@@ -223,8 +234,10 @@ func (r *BatchRun) Checked(i int, e ItemEnd) {
 // Ended reports the end of a BatchStart.
 func (r *BatchRun) Ended(now time.Time, i int, e ItemEnd) {
 	delete(r.busy, i)
-	if r.unbegun++; e.State != ItemWaiting {
+	if e.State != ItemWaiting {
 		r.unbegun = 0
+	} else if r.items[i].State == ItemChecked { // others wait again, and may do so in front of one that has begun
+		r.unbegun++
 	}
 	if e.State == ItemFailed && e.Inherited && !r.b.Abort {
 		r.set(i, ItemEnd{})
@@ -232,6 +245,13 @@ func (r *BatchRun) Ended(now time.Time, i int, e ItemEnd) {
 		r.next = min(r.next, i)
 		return
 	}
+	if e.State == ItemBlocked && e.Away && !r.b.Abort {
+		r.set(i, ItemEnd{})
+		r.next = min(r.next, i)
+		r.awaitProxies(now, e.Note)
+		return
+	}
+	r.back()
 	r.set(i, e)
 	if e.State == ItemWaiting && !r.b.Abort { // the batch was given up when its turn came, and goes on after all
 		r.next = min(r.next, i)
@@ -254,6 +274,30 @@ func (r *BatchRun) Ended(now time.Time, i int, e ItemEnd) {
 	if e.Troubled {
 		r.b.Count.Troubled++
 		r.troubled++
+	}
+}
+
+// awaitProxies has the next switch wait for proxies that are not there: that is no fault of its topic, which is neither left behind nor a reason for somebody
+// to get up, unless it takes long.
+func (r *BatchRun) awaitProxies(now time.Time, why string) {
+	if r.b.Pause != nil {
+		return
+	}
+	if r.away.IsZero() {
+		r.away, r.b.Note, r.written = now, CutNote("waits: "+why), false
+	}
+	if now.Sub(r.away) >= AwayLimit {
+		r.hold(now, GatePreflight, fmt.Sprintf("it has waited for %s: %s", now.Sub(r.away).Round(time.Second), why))
+		r.back()
+		return
+	}
+	r.begin = now.Add(awayRetry)
+}
+
+// back ends such a wait.
+func (r *BatchRun) back() {
+	if !r.away.IsZero() {
+		r.away, r.b.Note, r.written = time.Time{}, "", false
 	}
 }
 
@@ -319,6 +363,9 @@ func (r *BatchRun) check(now time.Time) BatchStep {
 		return BatchStep{Do: BatchWrite}
 	}
 	r.b.State, r.b.Moving, r.next, r.written = BatchMoving, now, 0, false
+	if first := r.firstLeft(); first >= 0 {
+		r.b.Wave = r.waveOf(first) // of a batch that was over, and is checked again
+	}
 	return BatchStep{Do: BatchWrite}
 }
 
@@ -356,6 +403,8 @@ func (r *BatchRun) move(now time.Time) BatchStep {
 			return BatchStep{Why: "switches under way"}
 		}
 		return BatchStep{Until: r.lookAt, Why: "switches under way"}
+	case now.Before(r.begin) && !r.away.IsZero():
+		return BatchStep{Until: r.begin, Why: "proxies that are not there"}
 	case now.Before(r.begin):
 		return BatchStep{Until: r.begin, Why: "its pace"}
 	}
@@ -418,6 +467,7 @@ func (r *BatchRun) retry(now time.Time) {
 		return
 	}
 	r.b.Retried, r.written, r.next = r.b.Resumed, false, 0
+	r.back()
 	r.holds, r.ends, r.judged, r.troubled, r.looked, r.rounds, r.unbegun, r.begin, r.ease = nil, nil, 0, 0, false, 0, 0, now, ease{}
 	for i := range r.items {
 		it := &r.items[i]
@@ -453,7 +503,11 @@ func (r *BatchRun) begun() (int, bool) {
 	for r.next < len(r.items) && (r.items[r.next].State.Over() || r.busy[r.next]) {
 		r.next++
 	}
-	return r.next, r.next < len(r.items)
+	if r.next == len(r.items) {
+		return 0, false
+	}
+	r.next++ // it is looked for once
+	return r.next - 1, true
 }
 
 // waveOf is the wave that an item is in.
@@ -493,7 +547,7 @@ func (r *BatchRun) hint() string {
 }
 
 func (r *BatchRun) end(now time.Time, s BatchState) BatchStep {
-	if s == BatchDone && r.b.Count.Troubled > 0 {
+	if c := r.b.Count; s == BatchDone && c.Troubled+c.Failed+c.Blocked > 0 {
 		s = BatchIncomplete
 	}
 	r.b.State, r.b.Ended, r.b.Pause, r.b.Abort, r.written = s, now, nil, false, false

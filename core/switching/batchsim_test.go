@@ -13,7 +13,7 @@ import (
 // This file plays batches at random: the real BatchRun, driven as internal/controller drives it, between a store, a map, switches that end as they like, an operator, and leaders that
 // die in the middle of anything or wake up late. What must hold is checked wherever something is written or begun, and in the end, when nothing goes wrong any more, all must have moved.
 
-var batchSeeds = flag.Int("batches", 3000, "how many random batches TestRandomBatches plays")
+var batchSeeds = flag.Int("batches", 20_000, "how many random batches TestRandomBatches plays")
 
 // batchRule is a rule that is taken out.
 type batchRule uint8
@@ -85,6 +85,7 @@ type batchSim struct {
 	without  batchRule
 	now      time.Time
 	faults   bool
+	away     bool // a proxy of the roster is not there
 	stored   Batch
 	parts    [][]BatchItem
 	partRevs []uint64
@@ -435,6 +436,9 @@ func (s *batchSim) judge(topic string) ItemEnd {
 		return ItemEnd{State: ItemBlocked, Note: "a switch is moving it"}
 	case t.on == "b":
 		return ItemEnd{State: ItemSkipped}
+	case s.away:
+		s.note("a proxy was not there")
+		return ItemEnd{State: ItemBlocked, Note: "proxies", Away: true}
 	case t.refused:
 		s.note("refused")
 		return ItemEnd{State: ItemBlocked, Note: "its client"}
@@ -659,6 +663,9 @@ func (s *batchSim) step() {
 	if s.leader.dead || s.odds(150) {
 		s.replace()
 	}
+	if s.odds(100) {
+		s.away = !s.away
+	}
 	switch n := s.rng.IntN(20); {
 	case n == 0:
 		s.now = s.now.Add(time.Duration(s.rng.IntN(4000)) * time.Millisecond)
@@ -686,7 +693,7 @@ func (s *batchSim) run() string {
 			return s.bad
 		}
 	}
-	s.faults, s.frozen = false, nil
+	s.faults, s.frozen, s.away = false, nil, false
 	for _, t := range s.topics {
 		t.refused = false
 	}
@@ -719,7 +726,7 @@ func TestRandomBatches(t *testing.T) {
 		}
 	}
 	t.Log(seen)
-	for _, what := range []string{"pause", "resume", "abort", "leader died", "leader frozen", "conflict", "refused", "taken back", "way back given up", "begun again", "found", "ruled", "the list was behind the map",
+	for _, what := range []string{"pause", "resume", "abort", "leader died", "leader frozen", "conflict", "refused", "a proxy was not there", "taken back", "way back given up", "begun again", "found", "ruled", "the list was behind the map",
 		"over: done", "over: incomplete", "over: aborted"} {
 		if seen[what] == 0 && !raceEnabled {
 			t.Errorf("%q never happened", what)

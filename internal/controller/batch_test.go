@@ -20,10 +20,11 @@ const namespace = "acme/orders"
 
 // field is a namespace on fake clusters, with proxies that acknowledge everything.
 type field struct {
-	t    *testing.T
-	w    *world
-	st   store.Store // w.st, unless a test has another one
-	sets [][]string  // consumed together
+	t      *testing.T
+	w      *world
+	st     store.Store // w.st, unless a test has another one
+	sets   [][]string  // consumed together
+	seated bool        // preflights judge the proxies of the roster
 
 	mu      sync.Mutex      // guards what follows
 	onA     []string        // what cluster a lists
@@ -89,10 +90,15 @@ func (f *field) controller(id string, st store.Store) *Controller {
 			f.checks[r.Topic]++
 			f.asked = append(f.asked, r)
 			p := switching.Preflight{Topic: r.Topic, From: r.From, To: r.To, Forecast: &switching.Forecast{HoldMillis: 5, Duplicates: 1}}
+			var err error
+			if s := (&survey{req: r}); f.seated {
+				s.members, err = f.w.st.Proxies(f.t.Context())
+				p.Add(s.judgeProxies()...)
+			}
 			if f.blocked[r.Topic] {
 				p.Add(switching.Finding{Item: "replication", Verdict: switching.Blocker, Evidence: "there is none", Remedy: "configure it"})
 			}
-			return p, nil
+			return p, err
 		},
 		Backlog: func(context.Context, string, string, string) (n int64, err error) {
 			f.do(func() { n = f.backlog })
@@ -356,6 +362,53 @@ func TestABatchPausesForWhatIsWrongAndGoesOnWhenSomebodySaysSo(t *testing.T) {
 		}
 		f.expectFlips(30)
 	})
+}
+
+// A proxy that was killed keeps every topic from moving until it is back, and nobody has to get up for it; a topic that is blocked for something else stops the batch as ever.
+func TestABatchGoesOnWhenAKilledProxyIsBack(t *testing.T) {
+	for _, other := range []bool{false, true} {
+		in(t, func(t *testing.T) {
+			f := newField(t, 20, "p1")
+			f.seated = true
+			p2 := f.w.st.Join()
+			back := func() {
+				if err := p2.Register(t.Context(), store.Proxy{ID: "p2", Incarnation: "i-p2", Clusters: []string{"a", "b"}}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			back()
+			f.w.follow(p2, "p2")
+			c := f.controller("p1", f.w.st)
+			defer f.lead(c)()
+			f.start("sw-1", c, func(b *switching.Batch) { b.Limits.Pace, b.Limits.Parallel = 1, 1 })
+			f.await("sw-1", "on its way", func(b switching.Batch) bool { return b.Count.Moved > 3 })
+			time.Sleep(500 * time.Millisecond) // of the bubble: between two switches
+			p2.Expire()
+			b := f.await("sw-1", "waiting", func(b switching.Batch) bool { return b.Note != "" })
+			if !strings.Contains(b.Note, "waits: proxies: proxy p2 is on the roster and not connected") {
+				t.Errorf("it notes %q", b.Note)
+			}
+			moved := b.Count.Moved
+			f.do(func() {
+				for _, topic := range f.onA {
+					f.blocked[topic] = other
+				}
+			})
+			time.Sleep(time.Minute) // of the bubble
+			if b = f.await("sw-1", "there", func(switching.Batch) bool { return true }); b.Count.Moved != moved || b.Count.Blocked > 1 || (b.Pause != nil) != other {
+				t.Errorf("while it waits: %+v", b)
+			}
+			f.do(func() { clear(f.blocked) })
+			back()
+			if other {
+				f.change("sw-1", resume)
+			}
+			if b = f.await("sw-1", "over", isOver); b.State != switching.BatchDone || b.Count.Moved != 20 || b.Count.Failed+b.Count.Blocked != 0 {
+				t.Errorf("%+v", b)
+			}
+			f.expectFlips(20)
+		})
+	}
 }
 
 func TestAnAbortedBatchGivesBackWhatHasBegun(t *testing.T) {

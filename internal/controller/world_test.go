@@ -98,7 +98,7 @@ func newWorld(t *testing.T, members ...string) *world {
 	w.clean.Store(true)
 	for _, id := range members {
 		st := w.st.Join()
-		if err := st.Register(t.Context(), store.Proxy{ID: id, Incarnation: "i-" + id}); err != nil {
+		if err := st.Register(t.Context(), store.Proxy{ID: id, Incarnation: "i-" + id, Clusters: []string{"a", "b"}}); err != nil {
 			t.Fatal(err)
 		}
 		w.follow(st, id)
