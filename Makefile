@@ -4,10 +4,10 @@
 #
 #   preflight      1 /   1    names what is missing, with its apt line
 #   lint          60 /  15    gofmt, go vet, staticcheck
-#   test-unit    480 / 370    unit tests, -race -shuffle=on, a real ZooKeeper included; a slice of the switch's model
+#   test-unit    500 / 430    unit tests, -race -shuffle=on, a real ZooKeeper included; a slice of the switch's model
 #   bench-once    60 /  30    every benchmark once, so that none rots
 #   fuzz          90 /  60    every fuzz target for FUZZTIME (a number of runs, or a time)
-#   e2e         1050 / 990    two real Pulsar clusters, the official proxy, Java, Go and Python clients
+#   e2e         1050 / 950    two real Pulsar clusters, the official proxy, Java, Go and Python clients
 #
 # `make e2e RUN=regex KEEP=1` runs a part of the end-to-end tests and leaves the clusters up.
 
