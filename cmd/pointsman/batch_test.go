@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"fmt"
 	"strings"
 	"sync/atomic"
@@ -118,6 +119,17 @@ func TestABatchOfDrainsReadsAsDocumented(t *testing.T) {
 		run("switch start --namespace acme/orders --to b --mode drain")
 	})
 	golden.File(t, "batchdrain.txt", b.String())
+}
+
+// Who watches a batch learns what it waits for, and that it has gone on.
+func TestTheProgressOfABatchSaysWhatItWaitsFor(t *testing.T) {
+	for state, want := range map[string]string{"running": "moving, wave 1 of 1: 3 of 9 moved; waits: proxy p2\n", "done": "moving, wave 1 of 1: 3 of 9 moved\n"} {
+		var out bytes.Buffer
+		writeProgress(&out, admin.SwitchStatus{State: state, Batch: &switching.Batch{State: switching.BatchMoving, Count: switching.BatchCount{Total: 9, Moved: 3}, Note: "waits: proxy p2"}})
+		if out.String() != want {
+			t.Errorf("%s: %q, want %q", state, out.String(), want)
+		}
+	}
 }
 
 func TestTheProgressOfABatchIsOneLine(t *testing.T) {

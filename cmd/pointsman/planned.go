@@ -294,8 +294,12 @@ func writeAccepted(w io.Writer, checks []switching.Preflight) {
 
 // writeProgress is a line of watch.
 func writeProgress(w io.Writer, st admin.SwitchStatus) {
-	if st.Batch != nil {
-		fmt.Fprintln(w, batchProgress(*st.Batch, time.Now()))
+	if b := st.Batch; b != nil {
+		line := batchProgress(*b, time.Now())
+		if b.Note != "" && st.Running() {
+			line += "; " + b.Note
+		}
+		fmt.Fprintln(w, line)
 		return
 	}
 	if len(st.Switches) == 1 && switching.Mode(st.Mode).Driven() {

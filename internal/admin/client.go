@@ -240,7 +240,7 @@ func (st SwitchStatus) Drains() bool { return st.State == stateDraining }
 func progress(st SwitchStatus) string {
 	text := fmt.Sprintf("%s %d %d", st.State, st.Flipped, st.Ended)
 	if b := st.Batch; b != nil {
-		return fmt.Sprintf("%s %s %d %d %d", text, b.Shown(), b.Wave, b.Count.Checked, b.Count.Draining)
+		return fmt.Sprintf("%s %s %d %d %d %s", text, b.Shown(), b.Wave, b.Count.Checked, b.Count.Draining, b.Note)
 	}
 	if len(st.Switches) == 1 {
 		text += string(st.Switches[0].State)
