@@ -283,6 +283,7 @@ func TestANamespaceDrainsAsABatch(t *testing.T) {
 		consumers[topic] = subscribeAt(t, c, topic, "s")
 		send(t, c, topic, 1, perTopic)
 	}
+	aged(t, st)
 	var b struct {
 		ID    string          `json:"id"`
 		State string          `json:"state"`

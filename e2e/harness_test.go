@@ -13,6 +13,9 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"pointsman/core/switching"
+	"pointsman/store"
 )
 
 // limited returns a context for one step of a test, or of its clean-up, which runs when t.Context has ended.
@@ -234,6 +237,19 @@ func pair(t *testing.T) [2]*Pointsman {
 	both, err := startPair()
 	must(t, err)
 	return both
+}
+
+// aged waits until the proxies of a map are old enough to vouch for what their predecessors had on the way: before that the old cluster is made to unload a topic, and
+// what consumers have in hand comes again.
+func aged(t *testing.T, st store.Store) {
+	t.Helper()
+	members, err := st.Proxies(limited(t, 10*time.Second))
+	must(t, err)
+	for _, p := range members {
+		if p.Live {
+			pass(time.Until(p.Started.Add(switching.SettleTime + time.Second)))
+		}
+	}
 }
 
 // metric reads a metric of a proxy.
