@@ -216,7 +216,7 @@ func refusedBy(checks []switching.Preflight, force bool) error {
 	for _, p := range checks {
 		worst = worst.Worse(p.Verdict)
 	}
-	if worst == switching.Blocker || worst == switching.Warning && !force {
+	if worst.Refuses(force) {
 		return &codeError{code: exitRefused}
 	}
 	return nil

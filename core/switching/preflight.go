@@ -2,6 +2,7 @@ package switching
 
 import (
 	"fmt"
+	"slices"
 	"time"
 )
 
@@ -26,6 +27,9 @@ func (v Verdict) Worse(other Verdict) Verdict {
 	}
 	return v
 }
+
+// Refuses tells whether a topic with such a finding must not move. force goes over warnings.
+func (v Verdict) Refuses(force bool) bool { return v != Fine && !(v == Warning && force) }
 
 // CheckRequest asks for the preflight of one topic.
 type CheckRequest struct {
@@ -73,7 +77,7 @@ func (p Preflight) Refusal(force bool) string {
 	worst, text, more := Warning, "", 0
 	for _, f := range p.Findings {
 		switch {
-		case f.Verdict == Fine || f.Verdict == Warning && force:
+		case !f.Verdict.Refuses(force):
 		case text == "" || f.Verdict == Blocker && worst == Warning:
 			if text != "" {
 				more++
@@ -92,12 +96,19 @@ func (p Preflight) Refusal(force bool) string {
 	return text
 }
 
+// Passes tells whether the topic must not move for nothing but what passes by itself.
+func (p Preflight) Passes(force bool) bool {
+	return !slices.ContainsFunc(p.Findings, func(f Finding) bool { return f.Verdict.Refuses(force) && !f.Passing })
+}
+
 // Finding is one thing that a preflight has looked at.
 type Finding struct {
 	Item     string  `json:"item"`
 	Verdict  Verdict `json:"verdict"`
 	Evidence string  `json:"evidence"`
 	Remedy   string  `json:"remedy,omitempty"`
+	// Passing: it may be over in a moment, by itself. It is no finding of the topic, but of proxies that are not there now.
+	Passing bool `json:"-"`
 }
 
 // Forecast is what a planned switch would cost, as far as can be told before.

@@ -22,9 +22,10 @@ const namespace = "acme/orders"
 type field struct {
 	t      *testing.T
 	w      *world
-	st     store.Store // w.st, unless a test has another one
-	sets   [][]string  // consumed together
-	seated bool        // preflights judge the proxies of the roster
+	st     store.Store   // w.st, unless a test has another one
+	sets   [][]string    // consumed together
+	seated bool          // preflights judge the proxies of the roster
+	stale  []store.Proxy // the roster as preflights know it, when it has changed since; guarded by mu
 
 	mu      sync.Mutex      // guards what follows
 	onA     []string        // what cluster a lists
@@ -91,8 +92,10 @@ func (f *field) controller(id string, st store.Store) *Controller {
 			f.asked = append(f.asked, r)
 			p := switching.Preflight{Topic: r.Topic, From: r.From, To: r.To, Forecast: &switching.Forecast{HoldMillis: 5, Duplicates: 1}}
 			var err error
-			if s := (&survey{req: r}); f.seated {
-				s.members, err = f.w.st.Proxies(f.t.Context())
+			if s := (&survey{req: r, members: f.stale}); f.seated {
+				if s.members == nil {
+					s.members, err = f.w.st.Proxies(f.t.Context())
+				}
 				p.Add(s.judgeProxies()...)
 			}
 			if f.blocked[r.Topic] {
@@ -409,6 +412,26 @@ func TestABatchGoesOnWhenAKilledProxyIsBack(t *testing.T) {
 			f.expectFlips(20)
 		})
 	}
+}
+
+// What a preflight has seen decides, and not who is there when it ends: a proxy that came back meanwhile is no reason to pause.
+func TestABatchWaitsAlsoForAProxyThatIsBackAlready(t *testing.T) {
+	in(t, func(t *testing.T) {
+		f := newField(t, 10, "p1")
+		f.seated = true
+		c := f.controller("p1", f.w.st)
+		defer f.lead(c)()
+		f.start("sw-1", c, func(b *switching.Batch) { b.Limits.Pace, b.Limits.Parallel = 1, 1 })
+		f.await("sw-1", "on its way", func(b switching.Batch) bool { return b.Count.Moved > 3 })
+		f.do(func() { f.stale = []store.Proxy{{ID: "p2", Clusters: []string{"a", "b"}}} })
+		if b := f.await("sw-1", "waiting", func(b switching.Batch) bool { return b.Note != "" || b.Pause != nil }); b.Pause != nil {
+			t.Errorf("it pauses: %+v", b.Pause)
+		}
+		f.do(func() { f.stale = nil })
+		if b := f.await("sw-1", "over", func(b switching.Batch) bool { return b.State.Over() || b.Pause != nil }); b.State != switching.BatchDone || b.Count.Moved != 10 {
+			t.Errorf("%+v", b)
+		}
+	})
 }
 
 func TestAnAbortedBatchGivesBackWhatHasBegun(t *testing.T) {

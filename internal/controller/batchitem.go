@@ -183,24 +183,9 @@ func (d *batchDriver) judge(ctx context.Context, j job) (from route.Decision, e 
 	}
 	e = switching.ItemEnd{State: switching.ItemChecked, Forecast: pre.Forecast}
 	if why := pre.Refusal(j.b.Limits.Force); why != "" {
-		e = switching.ItemEnd{State: switching.ItemBlocked, Note: why}
-		if onlyAway(pre, j.b.Limits.Force, facts) {
-			members, _, _, err := d.c.seated(ctx, true)
-			if err != nil {
-				return from, e, err
-			}
-			e.Away = len(facts.Unasked) > 0 || slices.ContainsFunc(members, func(m store.Proxy) bool { return !m.Live })
-		}
+		e = switching.ItemEnd{State: switching.ItemBlocked, Note: why, Away: pre.Passes(j.b.Limits.Force)}
 	}
 	return from, e, nil
-}
-
-// onlyAway tells whether what a topic is refused for may be nothing but proxies that are not there now.
-func onlyAway(pre switching.Preflight, force bool, facts switching.HandleFacts) bool {
-	return !slices.ContainsFunc(pre.Findings, func(f switching.Finding) bool {
-		refused := f.Verdict == switching.Blocker || f.Verdict == switching.Warning && !force
-		return refused && f.Item != itemProxies && f.Item != itemLeader && !(f.Item == itemBypass && len(facts.Unasked) > 0)
-	})
 }
 
 // handleFacts are what the proxies say of a topic's clients: they are asked for many topics at once.

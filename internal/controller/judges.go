@@ -101,6 +101,12 @@ func blocker(item, remedy, format string, args ...any) switching.Finding {
 	return switching.Finding{Item: item, Verdict: switching.Blocker, Evidence: fmt.Sprintf(format, args...), Remedy: remedy}
 }
 
+// passing is a finding that may be over in a moment.
+func passing(f switching.Finding) switching.Finding {
+	f.Passing = true
+	return f
+}
+
 // named lists the first of many.
 func named[T any](all []T, name func(T) string) string {
 	var parts []string
@@ -131,12 +137,12 @@ func (s *survey) judgeProxies() (found []switching.Finding) {
 		switch promised := promisedAge(m); {
 		case m.Live:
 		case promised > 0:
-			found = append(found, warning(itemProxies, "bring it back, or ask for the switch when that time has passed: before, it is aborted",
+			found = append(found, passing(warning(itemProxies, "bring it back, or ask for the switch when that time has passed: before, it is aborted",
 				"proxy %s is on the roster and not connected to the map store: the switch does not wait for it once the leader has not seen it for %s (its max_map_age of %s and a margin). Its consumers stay on cluster %s until it has contact",
-				m.ID, (promised+switching.AgeMargin(promised)).Round(time.Second), promised, s.req.From))
+				m.ID, (promised+switching.AgeMargin(promised)).Round(time.Second), promised, s.req.From)))
 		default:
-			found = append(found, blocker(itemProxies, fmt.Sprintf("bring it back; or, when its process has ended for good, `pointsman proxies forget %s`", m.ID),
-				"proxy %s is on the roster and not connected to the map store: if it still runs, it serves the topic on cluster %s and cannot acknowledge the fence", m.ID, s.req.From))
+			found = append(found, passing(blocker(itemProxies, fmt.Sprintf("bring it back; or, when its process has ended for good, `pointsman proxies forget %s`", m.ID),
+				"proxy %s is on the roster and not connected to the map store: if it still runs, it serves the topic on cluster %s and cannot acknowledge the fence", m.ID, s.req.From)))
 		}
 		for _, cluster := range []string{s.req.From, s.req.To} {
 			if !slices.Contains(m.Clusters, cluster) {
@@ -154,9 +160,9 @@ func (s *survey) judgeProxies() (found []switching.Finding) {
 func (s *survey) judgeLeader() switching.Finding {
 	switch {
 	case s.leaderErr != nil:
-		return warning(itemLeader, "try again", "which proxy drives the switches cannot be read: %v", s.leaderErr)
+		return passing(warning(itemLeader, "try again", "which proxy drives the switches cannot be read: %v", s.leaderErr))
 	case s.leader == "":
-		return warning(itemLeader, "try again in some seconds; if it stays so, look at the logs of the proxies for the leadership", "no proxy drives the switches now: the switch would wait for one")
+		return passing(warning(itemLeader, "try again in some seconds; if it stays so, look at the logs of the proxies for the leadership", "no proxy drives the switches now: the switch would wait for one"))
 	}
 	return fine(itemLeader, "proxy %s drives the switches", s.leader)
 }
@@ -573,7 +579,7 @@ func (s *survey) judgeClients() switching.Finding {
 func (s *survey) judgeBypass() (found []switching.Finding) {
 	publishers := s.publishers()
 	if len(s.req.Handles.Unasked) > 0 {
-		found = append(found, warning(itemBypass, "see that the proxies reach each other's listeners.ops", "not all proxies could be asked for their producers (%s), so clients that do not come through them cannot be told from others", named(s.req.Handles.Unasked, same)))
+		found = append(found, passing(warning(itemBypass, "see that the proxies reach each other's listeners.ops", "not all proxies could be asked for their producers (%s), so clients that do not come through them cannot be told from others", named(s.req.Handles.Unasked, same))))
 	} else if len(publishers) > s.req.Handles.Producers {
 		found = append(found, warning(itemBypass, "find the client that connects to the brokers directly: the switch aborts when it is still there in the fence",
 			"cluster %s has %d producers on the topic, and the proxies have %d: %s", s.req.From, len(publishers), s.req.Handles.Producers, named(publishers, pulsaradmin.Publisher.String)))
